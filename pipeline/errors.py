@@ -1,0 +1,138 @@
+"""Every error a client can be told: one table of codes, one exception, one translation of foreign errors.
+
+A code decides the HTTP status; the status decides the `type` (OpenAI's kinds, as SMG 1.13 sends them).  Text for clients never
+holds payloads, internal addresses or stack traces; whoever raises cuts URLs with `shorten_url`.
+"""
+
+from typing import Any
+
+# code -> status.  docs/errors.md is generated from this table; a test holds both, and the raised codes, together.
+STATUS_OF_CODE = {
+    # media
+    "unsupported_content_part": 400,
+    "invalid_multimodal_request": 400,
+    "multimodal_prompt_contract_mismatch": 400,
+    "multimodal_processing_failed": 400,
+    "multimodal_not_supported": 400,
+    "multimodal_payload_too_large": 413,
+    "multimodal_inflight_budget": 429,
+    # the request
+    "invalid_json": 400,
+    "json_parse_error": 400,
+    "missing_required_parameter": 400,
+    "invalid_type": 400,
+    "invalid_value": 400,
+    "empty_array": 400,
+    "array_above_max_length": 400,
+    "integer_above_max_value": 400,
+    "integer_below_min_value": 400,
+    "decimal_above_max_value": 400,
+    "decimal_below_min_value": 400,
+    "top_logprobs_requires_logprobs": 400,
+    "stream_options_requires_stream": 400,
+    "tool_choice_requires_tools": 400,
+    "unsupported_parameter": 400,
+    "process_messages_failed": 400,
+    "context_length_exceeded": 400,
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "unknown_url": 404,
+    "method_not_allowed": 405,
+    "request_body_too_large": 413,
+    # the gateway's state
+    "admission_queue_full": 429,
+    "admission_queue_timeout": 503,
+    "no_available_workers": 503,
+    "no_models_available": 503,
+    "tokenizer_not_ready": 503,
+    "shutting_down": 503,
+    "request_timeout": 504,
+    "internal_error": 500,
+    # the engine: status comes from ENGINE_STATUS
+    "start_generation_failed": 500,
+    "worker_stream_failed": 500,
+}
+
+# gRPC status of an engine -> (HTTP status, whether another attempt may help).  SMG 1.13's table.
+ENGINE_STATUS = {
+    "INVALID_ARGUMENT": (400, False),
+    "FAILED_PRECONDITION": (400, False),
+    "OUT_OF_RANGE": (400, False),
+    "UNAUTHENTICATED": (401, False),
+    "PERMISSION_DENIED": (403, False),
+    "NOT_FOUND": (404, False),
+    "ABORTED": (409, False),
+    "ALREADY_EXISTS": (409, False),
+    "RESOURCE_EXHAUSTED": (429, True),
+    "UNAVAILABLE": (503, True),
+    "DEADLINE_EXCEEDED": (504, True),
+    "CANCELLED": (502, True),
+    "UNKNOWN": (500, True),
+    "DATA_LOSS": (500, False),
+    "INTERNAL": (500, False),
+    "UNIMPLEMENTED": (501, False),
+}
+
+_KIND_OF_STATUS = {403: "permission_error", 429: "rate_limit_error"}
+
+
+def kind_of_status(status: int) -> str:
+    """The OpenAI `type` that SDKs branch on."""
+    if status >= 500:
+        return "server_error"
+    return _KIND_OF_STATUS.get(status, "invalid_request_error")
+
+
+def shorten_url(url: str, limit: int = 200) -> str:
+    """A URL as it may appear in a message: no payload of a data URL, no query, at most `limit` characters."""
+    if url[:5].lower() == "data:":
+        return "data:..."
+    bare = url.split("?", 1)[0].split("#", 1)[0]
+    return bare if len(bare) <= limit else bare[:limit] + "..."
+
+
+class GatewayError(Exception):
+    """An answer that is not 200.
+
+    `code` is a key of STATUS_OF_CODE.  `item` is the index of the media item concerned, in prompt order; it is put in front of the
+    message.  `param` is the JSON path of the field concerned.  `retry_after_s` becomes the `Retry-After` header.
+    `status` overrides the table where the engine's status decides (see ENGINE_STATUS).
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        item: int | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        status: int | None = None,
+    ) -> None:
+        self.code = code
+        self.status = status if status is not None else STATUS_OF_CODE[code]
+        self.message = message if item is None else f"media item {item}: {message}"
+        self.item = item
+        self.param = param
+        self.retry_after_s = retry_after_s
+        super().__init__(self.message)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {"X-SMG-Error-Code": self.code}
+        if self.retry_after_s is not None:
+            found["Retry-After"] = str(self.retry_after_s)
+        if self.code == "invalid_api_key":
+            found["WWW-Authenticate"] = 'Bearer realm="data-plane"'
+        return found
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object."""
+        return {
+            "error": {
+                "type": kind_of_status(self.status),
+                "code": self.code,
+                "message": self.message,
+                "param": self.param,
+            }
+        }

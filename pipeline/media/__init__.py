@@ -1,0 +1,1 @@
+"""Encoded bytes to pixels, frames or samples.  Runs in pool processes."""
