@@ -1,8 +1,8 @@
 """The contract between the gateway and an engine: what a request carries, what comes back, what may go wrong.
 
-The consumer defines the contract: `pipeline` fills these types, every file `engines/<engine>.py` turns them into its engine's
-message.  Nothing here knows gRPC, protobuf, HTTP or how pixels are made, and nothing here waits; so the pure part of the
-pipeline (`pipeline/models`, run in pool processes) may import it too.
+The consumer defines the contract: `pipeline` fills these types, every file `engines/<engine>.py` turns them into its
+engine's message.  Nothing here knows gRPC, protobuf, HTTP or how pixels are made, and nothing here waits; so the pure
+part of the pipeline (`pipeline/models`, run in pool processes) may import it too.
 """
 
 import enum
@@ -23,8 +23,8 @@ class Modality(enum.Enum):
 class Form(msgspec.Struct, frozen=True):
     """In which shape an engine worker wants the encoder's primary tensor.
 
-    `dtype` is the wire name ("float32", "bfloat16", "float16", "uint8").  `normalised` False means the worker rescales and
-    normalises itself (label `mm_device_do_normalize=true`): it gets the resized pixels' own bytes, dtype "uint8".
+    `dtype` is the wire name ("float32", "bfloat16", "float16", "uint8").  `normalised` False means the worker rescales
+    and normalises itself (label `mm_device_do_normalize=true`): it gets the resized pixels' own bytes, dtype "uint8".
     """
 
     dtype: str = "float32"
@@ -44,8 +44,8 @@ class Range(msgspec.Struct, frozen=True):
 class Tensor(msgspec.Struct, frozen=True):
     """One tensor as it goes on the wire: C order, little endian.
 
-    `buffers` joined are the payload; they may be views of the shared mapping or of a segment, valid as long as the request's
-    lease is held.  The sum of their lengths is product(shape) * ITEM_BYTES[dtype].
+    `buffers` joined are the payload; they may be views of the shared mapping or of a segment, valid as long as the
+    request's lease is held.  The sum of their lengths is product(shape) * ITEM_BYTES[dtype].
     """
 
     dtype: str
@@ -60,10 +60,10 @@ class Tensor(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """How an engine splits a family's tensors of one modality by item.
 
-    Keys are tensor names; the primary tensor is always called "pixel_values" here, also for clips.  `batched`: one row per item.
-    `flat`: first axis is split by the sizes in the named tensor.  `keep_on_cpu`: not moved to the GPU.  What is in neither
-    `batched` nor `flat` is shared by all items.  `encoder_input_key` is the model's own name of the primary tensor when that is
-    not "pixel_values" (DeepSeek-V4.1: "patches"); `batched` and `flat` then use that name.
+    Keys are tensor names; the primary tensor is always called "pixel_values" here, also for clips.  `batched`: one row
+    per item. `flat`: first axis is split by the sizes in the named tensor.  `keep_on_cpu`: not moved to the GPU.  What
+    is in neither `batched` nor `flat` is shared by all items.  `encoder_input_key` is the model's own name of the
+    primary tensor when that is not "pixel_values" (DeepSeek-V4.1: "patches"); `batched` and `flat` then use that name.
     """
 
     batched: tuple[str, ...] = ()
@@ -94,7 +94,9 @@ class SharedSegment(Protocol):
     def nbytes(self) -> int: ...
 
     def publish(self) -> str:
-        """Give the bytes a fresh name for one reader and return it (bare file name); OSError when that is impossible."""
+        """Give the bytes a fresh name for one reader and return it (bare file name); OSError when that is
+        impossible.
+        """
         ...
 
     def withdraw(self) -> None:
@@ -113,8 +115,9 @@ class SegmentStore(Protocol):
 class MediaBatch(msgspec.Struct, frozen=True):
     """All items of one modality, in prompt order.
 
-    `token_id`: the token embeddings land on.  `segment`, when set, holds the primary tensors of all items back to back (each
-    item's `primary.buffers` is then a view of it): it can be handed to a worker that shares /dev/shm without a copy.
+    `token_id`: the token embeddings land on.  `segment`, when set, holds the primary tensors of all items back to back
+    (each item's `primary.buffers` is then a view of it): it can be handed to a worker that shares /dev/shm without a
+    copy.
     """
 
     modality: Modality
@@ -126,7 +129,9 @@ class MediaBatch(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Sampling parameters after the worker's defaults were applied; None means the client and the worker said nothing."""
+    """Sampling parameters after the worker's defaults were applied; None means the client and the worker said
+    nothing.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -149,9 +154,9 @@ class Sampling(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True):
     """One generation, independent of the engine that will serve it.
 
-    `input_ids`: the prompt with every placeholder expanded.  `original_text`: the rendered prompt before expansion.  `request_id`
-    is the id the client sees; dispatch appends a fresh part for every attempt.  Tensor buffers must stay valid and unchanged
-    until dispatch says that nothing reads them any more (`engines.dispatch`).
+    `input_ids`: the prompt with every placeholder expanded.  `original_text`: the rendered prompt before expansion.
+    `request_id` is the id the client sees; dispatch appends a fresh part for every attempt.  Tensor buffers must stay
+    valid and unchanged until dispatch says that nothing reads them any more (`engines.dispatch`).
     """
 
     request_id: str
@@ -186,7 +191,9 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """New tokens of choice `index`; counts are as far as the engine tells them (prompt_tokens per prompt, not per choice)."""
+    """New tokens of choice `index`; counts are as far as the engine tells them (prompt_tokens per prompt, not per
+    choice).
+    """
 
     index: int
     token_ids: Sequence[int]
@@ -199,8 +206,8 @@ class Finished(msgspec.Struct, frozen=True):
     """The end of choice `index`.
 
     `token_ids` and `logprobs` are those no Chunk has carried (all of them for a request that does not stream).
-    `completion_tokens` is the choice's total, the end token included.  `finish_reason` is the engine's word ("stop", "length",
-    "abort", ...).  `matched_stop` is the end token's id or the stop string, when the engine says.
+    `completion_tokens` is the choice's total, the end token included.  `finish_reason` is the engine's word ("stop",
+    "length", "abort", ...).  `matched_stop` is the end token's id or the stop string, when the engine says.
     """
 
     index: int
@@ -219,8 +226,8 @@ Event = Chunk | Finished
 class EngineError(Exception):
     """An engine refused, failed or went away.
 
-    `status` is the gRPC status name ("UNAVAILABLE", ...); a lost connection is UNAVAILABLE.  `started` tells whether the engine had
-    already answered something: nothing is retried after that.  `worker` is the worker's URL.
+    `status` is the gRPC status name ("UNAVAILABLE", ...); a lost connection is UNAVAILABLE.  `started` tells whether
+    the engine had already answered something: nothing is retried after that.  `worker` is the worker's URL.
     """
 
     def __init__(self, status: str, message: str, *, started: bool = False, worker: str = "") -> None:

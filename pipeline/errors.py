@@ -1,7 +1,7 @@
 """Every error a client can be told: one table of codes, one exception, one translation of foreign errors.
 
-A code decides the HTTP status; the status decides the `type` (OpenAI's kinds, as SMG 1.13 sends them).  Text for clients never
-holds payloads, internal addresses or stack traces; whoever raises cuts URLs with `shorten_url`.
+A code decides the HTTP status; the status decides the `type` (OpenAI's kinds, as SMG 1.13 sends them).  Text for
+clients never holds payloads, internal addresses or stack traces; whoever raises cuts URLs with `shorten_url`.
 """
 
 from typing import Any
@@ -94,9 +94,9 @@ def shorten_url(url: str, limit: int = 200) -> str:
 class GatewayError(Exception):
     """An answer that is not 200.
 
-    `code` is a key of STATUS_OF_CODE.  `item` is the index of the media item concerned, in prompt order; it is put in front of the
-    message.  `param` is the JSON path of the field concerned.  `retry_after_s` becomes the `Retry-After` header.
-    `status` overrides the table where the engine's status decides (see ENGINE_STATUS).
+    `code` is a key of STATUS_OF_CODE.  `item` is the index of the media item concerned, in prompt order; it is put in
+    front of the message.  `param` is the JSON path of the field concerned.  `retry_after_s` becomes the `Retry-After`
+    header. `status` overrides the table where the engine's status decides (see ENGINE_STATUS).
     """
 
     def __init__(

@@ -9,8 +9,22 @@ import platform
 import sys
 
 CODECS = ("jpg", "libjpeg_turbo", "zlib", "webp", "libtiff", "jpg_2000", "littlecms2")
-IMPORTS = ("aiohttp", "av", "blake3", "grpclib", "h2", "jinja2", "msgspec", "multiprocess", "numpy", "prometheus_client",
-           "pybase64", "smg_grpc_proto.generated.vllm_engine_pb2", "tokenizers", "uvloop")
+IMPORTS = (
+    "aiohttp",
+    "av",
+    "blake3",
+    "grpclib",
+    "h2",
+    "jinja2",
+    "msgspec",
+    "multiprocess",
+    "numpy",
+    "prometheus_client",
+    "pybase64",
+    "smg_grpc_proto.generated.vllm_engine_pb2",
+    "tokenizers",
+    "uvloop",
+)
 
 
 def faults() -> list[str]:
@@ -21,8 +35,8 @@ def faults() -> list[str]:
         except Exception as error:
             found.append(f"import {name}: {error}")
     try:
-        from PIL import features
         import PIL
+        from PIL import features
     except ImportError as error:
         return [*found, f"import PIL: {error}"]
     found += [f"pillow-simd was built without {codec}" for codec in CODECS if not features.check(codec)]

@@ -1,0 +1,309 @@
+"""`POST /v1/chat/completions`: the request's JSON to a MediaPlan.  Its answers are in chat_reply.py.
+
+Fields, ranges and codes: SMG 1.13's measured answers (`docs/compatibility.md` lists where ours differ).  Unknown fields
+are accepted and ignored, as clients expect; known ones whose feature this version lacks are refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engines.base import Modality, Sampling
+from pipeline.errors import GatewayError
+from pipeline.models.base import Hints
+from pipeline.plan import MediaPart, MediaPlan
+from pipeline.protocols.parts import raw_string
+
+_ABSENT = msgspec.Raw(b"")
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One content part, unparsed: the type decides which member is read."""
+
+    type: msgspec.Raw = _ABSENT
+    text: msgspec.Raw = _ABSENT
+    image_url: msgspec.Raw = _ABSENT
+    video_url: msgspec.Raw = _ABSENT
+    audio_url: msgspec.Raw = _ABSENT
+    input_audio: msgspec.Raw = _ABSENT
+
+
+class MediaUrl(msgspec.Struct, frozen=True):
+    url: msgspec.Raw
+    max_long_side_pixel: int | None = None
+    fps: float | None = None
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Role
+    content: str | list[msgspec.Raw] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """The body of a chat completion; null means absent wherever clients send it."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=2)] | None = None
+    seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=10)] | None = None
+    stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
+    stop_token_ids: list[Annotated[int, Meta(ge=0, le=2**32 - 1)]] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # features of later versions: refused by name, never ignored
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    response_format: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    reasoning_effort: Any = None
+    continue_final_message: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+DECODER = msgspec.json.Decoder(ChatRequest)
+_PART = msgspec.json.Decoder(Part)
+_MEDIA_URL = msgspec.json.Decoder(MediaUrl)
+
+_URL_MODALITIES = {"image_url": Modality.IMAGE, "video_url": Modality.VIDEO, "audio_url": Modality.AUDIO}
+
+
+def check_fields(request: ChatRequest) -> None:
+    """What types and ranges alone cannot say."""
+    for name in ("tools", "functions"):
+        if getattr(request, name):
+            raise GatewayError(
+                "unsupported_parameter", f"'{name}': tool calls are not available in this version", param=name
+            )
+    if request.tool_choice not in (None, "none", "auto"):
+        raise GatewayError(
+            "tool_choice_requires_tools",
+            "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.",
+            param="tool_choice",
+        )
+    for name in ("regex", "ebnf", "reasoning_effort", "continue_final_message"):
+        if getattr(request, name):
+            raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
+    check_response_format(request.response_format)
+    if request.top_logprobs and not request.logprobs:
+        raise GatewayError("top_logprobs_requires_logprobs", "top_logprobs is only allowed when logprobs is enabled")
+    if request.stream_options is not None and not request.stream:
+        raise GatewayError(
+            "stream_options_requires_stream",
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled",
+            param="stream_options",
+        )
+    if request.stop == "":
+        raise GatewayError("invalid_value", "stop: a stop sequence must not be empty", param="stop")
+    limit = request.max_completion_tokens or request.max_tokens
+    if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
+        raise GatewayError(
+            "integer_above_max_value",
+            f"min_tokens: {request.min_tokens} is above the maximum of {limit} tokens",
+            param="min_tokens",
+        )
+
+
+def check_response_format(value: Any) -> None:
+    if value is None:
+        return
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return
+    if kind == "json_schema" and "json_schema" not in value:
+        raise GatewayError(
+            "missing_required_parameter",
+            "Invalid JSON data: response_format: missing field `json_schema`",
+            param="response_format.json_schema",
+        )
+    if kind in ("json_schema", "json_object"):
+        raise GatewayError(
+            "unsupported_parameter",
+            f"'response_format' of type {kind} is not available in this version",
+            param="response_format",
+        )
+    raise GatewayError(
+        "invalid_value", "response_format.type must be text, json_object or json_schema", param="response_format.type"
+    )
+
+
+def plan_of(request: ChatRequest, defaults: Mapping[str, Any]) -> MediaPlan:
+    """Messages for the template, media in prompt order, sampling.  `defaults`: the worker's sampling defaults.
+
+    Raises `unsupported_content_part`, `invalid_type`, `process_messages_failed`.
+    """
+    parts: list[MediaPart] = []
+    messages = [template_message(index, message, parts) for index, message in enumerate(request.messages)]
+    return MediaPlan(
+        model=request.model,
+        messages=messages,
+        parts=tuple(parts),
+        sampling=sampling_of(request, defaults),
+        stream=bool(request.stream),
+        template_variables=request.chat_template_kwargs or {},
+    )
+
+
+def sampling_of(request: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
+    """The client's value, else the worker's (`default_sampling_params_json`), else unset."""
+
+    def chosen(name: str) -> Any:
+        value = getattr(request, name)
+        return defaults.get(name) if value is None else value
+
+    top = min(request.top_logprobs or 1, 20) if request.logprobs else None
+    return Sampling(
+        temperature=chosen("temperature"),
+        top_p=chosen("top_p"),
+        top_k=chosen("top_k"),
+        min_p=chosen("min_p"),
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repetition_penalty=chosen("repetition_penalty"),
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        min_tokens=request.min_tokens or 0,
+        stop=request.stops,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        n=request.choices,
+        seed=request.seed,
+        logprobs=top,
+        logit_bias=token_biases(request.logit_bias or {}),
+    )
+
+
+def token_biases(given: Mapping[str, float]) -> dict[int, float]:
+    biases = {}
+    for text, bias in given.items():
+        if not (text.isascii() and text.isdigit() and int(text) < 2**31):
+            raise GatewayError("invalid_value", f"logit_bias: {text[:40]!r} is not a token id", param="logit_bias")
+        biases[int(text)] = bias
+    return biases
+
+
+def template_message(index: int, message: Message, parts: list[MediaPart]) -> dict[str, Any]:
+    """One message as chat templates expect it; its media are appended to `parts`."""
+    if message.content is None and message.role not in ("assistant", "function"):
+        raise GatewayError(
+            "invalid_type",
+            f"messages[{index}]: content must be a string or an array of parts",
+            param=f"messages[{index}]",
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        raise GatewayError(
+            "missing_required_parameter",
+            f"Invalid JSON data: messages[{index}]: missing field `tool_call_id`",
+            param=f"messages[{index}].tool_call_id",
+        )
+    # chat templates know "system"; "developer" is OpenAI's newer word for it (SMG 1.13 renders media of both)
+    found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    if isinstance(message.content, list):
+        found["content"] = [template_part(part, message.role, parts) for part in message.content]
+    else:
+        found["content"] = message.content
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(message, name) is not None:
+            found[name] = getattr(message, name)
+    if message.tool_calls:
+        found["tool_calls"] = [tool_call(call) for call in message.tool_calls]
+    return found
+
+
+def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call in the history; templates want its arguments as an object, clients send them as text."""
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise GatewayError("process_messages_failed", "a tool call in the history has no function")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except msgspec.DecodeError as error:
+            raise GatewayError(
+                "process_messages_failed",
+                f"Failed to parse tool call arguments as JSON: {arguments[:80]!r}. Error: {error}",
+            ) from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def unsupported(kind: str) -> GatewayError:
+    return GatewayError(
+        "unsupported_content_part", f'Unsupported chat content part type "{kind[:80]}" for gRPC backends'
+    )
+
+
+def template_part(raw: msgspec.Raw, role: str, parts: list[MediaPart]) -> dict[str, Any]:
+    try:
+        part = _PART.decode(raw)
+        kind = msgspec.json.decode(part.type, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise unsupported("<missing>") from None
+    if kind == "text":
+        try:
+            return {"type": "text", "text": msgspec.json.decode(part.text, type=str)}
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise unsupported(kind) from None
+    if role == "assistant" or (kind not in _URL_MODALITIES and kind != "input_audio"):
+        raise unsupported(kind)  # media in an assistant turn would be dropped in silence by every template
+    media = media_part(kind, part)
+    parts.append(media)
+    return {"type": media.modality.value}
+
+
+def media_part(kind: str, part: Part) -> MediaPart:
+    if kind == "input_audio":
+        return MediaPart(modality=Modality.AUDIO, url=b"")  # refused by the plan: no model of this version takes sound
+    raw: msgspec.Raw = getattr(part, kind)
+    url = raw_string(raw)
+    hints = Hints()
+    if url is None:
+        try:
+            described = _MEDIA_URL.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise unsupported(kind) from None
+        url = raw_string(described.url)
+        hints = Hints(max_long_side=described.max_long_side_pixel, fps=described.fps)
+    if url is None:
+        raise unsupported(kind)
+    return MediaPart(modality=_URL_MODALITIES[kind], url=url, hints=hints)

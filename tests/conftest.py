@@ -1,0 +1,43 @@
+"""Rules of the whole suite: no blocking call on the event loop, no child and no /dev/shm file left behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+
+def _children() -> set[int]:
+    me = os.getpid()
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == me:
+            found.add(int(stat.parent.name))
+    return found
+
+
+def _segments() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """After a test: no child process, no file in /dev/shm that was not there before."""
+    children, segments = _children(), _segments()
+    yield
+    left = _children() - children
+    assert not left, f"children left behind: {left}"
+    files = {name for name in _segments() - segments if name.startswith(("smg-", "mediagate-"))}
+    assert not files, f"segments left behind: {files}"
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls() -> Iterator[BlockBuster]:
+    """A blocking call on a running event loop is a failure with a stack."""
+    with blockbuster_ctx(scanned_modules=["pool", "engines", "pipeline"]) as blocker:
+        yield blocker
