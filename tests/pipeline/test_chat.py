@@ -1,0 +1,170 @@
+"""Chat requests: what the recorded gateway accepts and refuses, by status, code and parameter."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engines.base import Modality
+from pipeline.errors import GatewayError
+from pipeline.plan import MediaPlan
+from pipeline.protocols import chat
+from pipeline.protocols.parts import decode_body
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def plan(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> MediaPlan:
+    request = decode_body(chat.DECODER, json.dumps(body).encode())
+    chat.check_fields(request)
+    return chat.plan_of(request, defaults or {})
+
+
+def refusal(body: dict[str, Any] | bytes) -> GatewayError:
+    with pytest.raises(GatewayError) as caught:
+        if isinstance(body, bytes):
+            decode_body(chat.DECODER, body)
+        else:
+            plan({"model": "m", "messages": USER, **body})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"messages": []}, "empty_array", "messages"),
+        ({"messages": [{"role": "bogus", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_type", "messages[0]"),
+        ({"messages": [{"role": "user", "content": 5}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
+        ({"temperature": 3}, "decimal_above_max_value", "temperature"),
+        ({"temperature": -1}, "decimal_below_min_value", "temperature"),
+        ({"top_p": 0}, "decimal_below_min_value", "top_p"),
+        ({"n": 11}, "integer_above_max_value", "n"),
+        ({"n": 0}, "integer_below_min_value", "n"),
+        ({"max_tokens": 0}, "integer_below_min_value", "max_tokens"),
+        ({"max_tokens": "a"}, "invalid_type", "max_tokens"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "array_above_max_length", "stop"),
+        ({"stop": [""]}, "invalid_value", "stop[0]"),
+        ({"stop": ""}, "invalid_value", "stop"),
+        ({"top_logprobs": 3}, "top_logprobs_requires_logprobs", None),
+        ({"logprobs": True, "top_logprobs": 21}, "integer_above_max_value", "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options_requires_stream", "stream_options"),
+        ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"tool_choice": "required"}, "tool_choice_requires_tools", "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
+        ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "decimal_above_max_value", "logit_bias[...]"),
+        ({"min_tokens": 9, "max_tokens": 8}, "integer_above_max_value", "min_tokens"),
+        ({"seed": 1.5}, "invalid_type", "seed"),
+    ],
+)
+def test_fields_out_of_range_are_refused(fields: dict[str, Any], code: str, param: str | None) -> None:
+    error = refusal(fields)
+    assert (error.status, error.code, error.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{nope", "invalid_json", None),
+        (b"", "invalid_json", None),
+        (b'{"model": "\xff", "messages": []}', "invalid_json", None),
+        (b'{"model": "m"}', "missing_required_parameter", "messages"),
+        (b'{"messages": [{"role": "user", "content": "hi"}]}', "missing_required_parameter", "model"),
+        (b"[]", "invalid_type", None),
+        (b'{"model": "m", "messages": [{"role": "user", "content": ' + b"[" * 100_000, "invalid_json", None),
+    ],
+)
+def test_bodies_that_do_not_parse(body: bytes, code: str, param: str | None) -> None:
+    error = refusal(body)
+    assert (error.status, error.code, error.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "file", "file": {"file_data": "x"}}, "file"),
+        ({"type": "image", "image": "data:,"}, "image"),
+        ({"type": "input_image", "image_url": "data:,"}, "input_image"),
+        ({"type": "refusal", "refusal": "x"}, "refusal"),
+        ({"text": "x"}, "<missing>"),
+        ({"type": 5}, "<missing>"),
+        ("bare", "<missing>"),
+        ({"type": "image_url"}, "image_url"),
+        ({"type": "image_url", "image_url": None}, "image_url"),
+        ({"type": "image_url", "image_url": {}}, "image_url"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "image_url"),
+        ({"type": "image_url", "image_url": {"url": "http://a/b", "max_long_side_pixel": "28"}}, "image_url"),
+        ({"type": "text"}, "text"),
+        ({"type": "text", "text": 5}, "text"),
+    ],
+)
+def test_parts_that_are_not_known(part: Any, named: str) -> None:
+    error = refusal({"messages": [{"role": "user", "content": [part, {"type": "text", "text": "x"}]}]})
+    assert (error.status, error.code) == (400, "unsupported_content_part")
+    assert error.message == f'Unsupported chat content part type "{named}" for gRPC backends'
+
+
+def test_a_picture_in_an_assistant_turn_is_refused() -> None:
+    content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    assert refusal({"messages": [{"role": "assistant", "content": content}]}).code == "unsupported_content_part"
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
+def test_pictures_in_every_other_role_keep_the_written_order(role: str) -> None:
+    content = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "http://h/one.png", "detail": "bogus"}, "uuid": "x"},
+        {"type": "text", "text": "b"},
+        {"type": "image_url", "image_url": "http://h/two.png"},
+    ]
+    found = plan({"model": "m", "messages": [{"role": role, "content": content, "tool_call_id": "c"}], "foo": 1})
+    shown = found.messages[0]["content"]
+    assert [part["type"] for part in shown] == ["text", "image", "text", "image"]
+    assert [bytes(part.url) for part in found.parts] == [b"http://h/one.png", b"http://h/two.png"]
+    assert {part.modality for part in found.parts} == {Modality.IMAGE}
+
+
+def test_escapes_in_a_url_are_resolved_and_plain_ones_are_views() -> None:
+    body = rb'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http:\/\/h\/\u00e9"}},'
+    body += rb'{"type":"image_url","image_url":{"url":"http://h/plain"}}]}]}'
+    request = decode_body(chat.DECODER, body)
+    escaped, plain = chat.plan_of(request, {}).parts
+    assert bytes(escaped.url) == "http://h/é".encode()
+    assert isinstance(plain.url, memoryview) and plain.url.obj is not None and bytes(plain.url) == b"http://h/plain"
+
+
+def test_hints_travel_with_their_part() -> None:
+    url = {"url": "http://h/a", "max_long_side_pixel": 280, "fps": 1.5}
+    found = plan({"model": "m", "messages": [{"role": "user", "content": [{"type": "video_url", "video_url": url}]}]})
+    assert (found.parts[0].hints.max_long_side, found.parts[0].hints.fps) == (280, 1.5)
+
+
+def test_workers_defaults_fill_what_the_client_left_out() -> None:
+    defaults = {"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    bare = plan({"model": "m", "messages": USER}, defaults).sampling
+    assert (bare.temperature, bare.top_p, bare.top_k, bare.min_p) == (0.7, 0.8, 20, None)
+    given = plan({"model": "m", "messages": USER, "temperature": 0, "top_k": -1}, defaults).sampling
+    assert (given.temperature, given.top_p, given.top_k) == (0, 0.8, -1)
+
+
+def test_logprobs_alone_ask_for_one() -> None:
+    assert plan({"model": "m", "messages": USER, "logprobs": True}).sampling.logprobs == 1
+    assert plan({"model": "m", "messages": USER, "logprobs": True, "top_logprobs": 0}).sampling.logprobs == 1
+    assert plan({"model": "m", "messages": USER, "logprobs": True, "top_logprobs": 7}).sampling.logprobs == 7
+    assert plan({"model": "m", "messages": USER, "logprobs": None}).sampling.logprobs is None
+
+
+def test_history_tool_calls_become_objects() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    found = plan({"model": "m", "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}, *USER]})
+    assert found.messages[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    broken = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
+    error = refusal({"messages": [{"role": "assistant", "content": None, "tool_calls": [broken]}, *USER]})
+    assert error.code == "process_messages_failed"
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert plan({"model": "m", "messages": USER, "max_tokens": 5, "max_completion_tokens": 7}).sampling.max_tokens == 7
