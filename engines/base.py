@@ -103,6 +103,10 @@ class SharedSegment(Protocol):
         """Remove every published name that a reader has not consumed; the bytes stay."""
         ...
 
+    def settle(self, *, consumed: bool) -> None:
+        """Give the segment back, once, by its owner.  `consumed`: the engine's first response arrived."""
+        ...
+
 
 class SegmentStore(Protocol):
     """Where segments come from when a tensor lies in the mapping and the chosen worker reads shared memory."""

@@ -1,0 +1,233 @@
+"""How each tensor travels to the chosen engine worker: inside the message, or through a file in /dev/shm.
+
+Rule: shared memory is an offer, never a condition.  A tensor goes by segment when mode, worker and size allow it
+(`reads_segments`, `shm_min_bytes`); whatever fails there is counted, logged, and the bytes go inline.  The decision is
+made for every attempt anew, for the worker chosen for it.
+
+Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A batch
+whose pool process already wrote a segment has that one published under a fresh name; other tensors are copied into
+fresh segments, which the placement owns.  A placement ends exactly once, by `end(consumed=...)`: names nobody has read
+are unlinked, and the fresh segments are settled.  A batch's own segment stays the caller's, who settles it after
+`engines.dispatch` has said so. File operations and copies run in one thread of the transport, so that the event loop
+never waits and the store sees one caller.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+
+from engines.base import Observer, SegmentStore, SharedSegment, Tensor
+
+log = logging.getLogger(__name__)
+
+Mode = Literal["inline", "shm", "auto", "rdma"]
+ResultT = TypeVar("ResultT")
+
+
+class TransportSettings(msgspec.Struct, frozen=True):
+    """The gateway-wide choice.
+
+    `shm_min_bytes`: smallest tensor that goes by segment; 0 means every one.  `namespace`: our own /dev/shm
+    (`shm_namespace`), compared with the worker's under `auto`.  `writable`: whether a probe file could be written at
+    start.  `owner_id` ("smg:<pid of the gateway>") goes into every handle.  `rdma` has no lane here and means inline.
+    """
+
+    owner_id: str
+    mode: Mode = "inline"
+    shm_min_bytes: int = 65536
+    namespace: str | None = None
+    writable: bool = False
+
+
+class TensorReader(Protocol):
+    """What the decision needs to know of an engine worker; `engines.worker.Worker` is one.
+
+    `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not set.
+    """
+
+    @property
+    def runtime(self) -> str: ...
+
+    @property
+    def takes_segments(self) -> bool: ...
+
+    @property
+    def tensor_transport(self) -> Mode | None: ...
+
+    @property
+    def shm_min_bytes(self) -> int | None: ...
+
+    def shares_memory(self, namespace: str | None) -> bool: ...
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One tensor of a message.
+
+    `key` names it within the message.  `segment`, when set, already holds exactly these bytes.  `inline_only`: never by
+    segment.
+    """
+
+    key: str
+    tensor: Tensor
+    segment: SharedSegment | None = None
+    inline_only: bool = False
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """Where a reader finds a tensor: bare file name in /dev/shm, from offset 0."""
+
+    name: str
+    nbytes: int
+    owner_id: str
+
+
+class Placement:
+    """The segments of one attempt.
+
+    `handles`: by key, for tensors that are not inline.  `published`: segments of the caller that got a name.  Nobody
+    but `Transport` makes or ends one.
+    """
+
+    def __init__(self) -> None:
+        self.handles: dict[str, Handle] = {}
+        self.published: list[SharedSegment] = []
+        self.fresh: list[SharedSegment] = []
+        self.ended = False
+
+
+class Transport:
+    """Decides and places; one for the whole gateway.  `store` may be None: nothing is ever written then."""
+
+    def __init__(self, settings: TransportSettings, store: SegmentStore | None, observer: Observer) -> None:
+        self._settings = settings
+        self._store = store
+        self._observer = observer
+        self._thread: ThreadPoolExecutor | None = None
+
+    def reads_segments(self, worker: TensorReader) -> bool:
+        """Whether this worker is given segments at all (also what decides where pool processes write)."""
+        mode = worker.tensor_transport or self._settings.mode
+        if mode not in ("shm", "auto") or not self._settings.writable or not worker.takes_segments:
+            return False
+        return mode == "shm" or worker.shares_memory(self._settings.namespace)
+
+    def min_bytes(self, worker: TensorReader) -> int:
+        return self._settings.shm_min_bytes if worker.shm_min_bytes is None else worker.shm_min_bytes
+
+    async def place(self, tensors: Sequence[Outgoing], worker: TensorReader) -> Placement:
+        """Publish or write what goes by segment to `worker`; count every tensor with the path it takes.
+
+        When this is cancelled the bytes are not read any more after it has returned, and nothing stays published.
+        """
+        placement = Placement()
+        chosen = self._by_segment(tensors, worker)
+        if chosen:
+            failures = await self._place(placement, chosen)
+            for key, reason in failures:
+                log.warning("tensor %s goes inline to %s: %s", key, worker.runtime, reason)
+                self._observer.segment_failed(worker.runtime)
+        for outgoing in tensors:
+            path = "shm" if outgoing.key in placement.handles else "inline"
+            self._observer.tensor_sent(worker.runtime, path, outgoing.tensor.nbytes)
+        return placement
+
+    async def end(self, placement: Placement, *, consumed: bool) -> None:
+        """Remove the names nobody has read and settle the fresh segments; a second call does nothing.
+
+        `consumed`: the engine's first response has arrived, so no reader is at work any more.
+        """
+        if placement.ended:
+            return
+        placement.ended = True
+        if placement.published or placement.fresh:
+            await self._in_thread(lambda: _end(placement, consumed))
+
+    def close(self) -> None:
+        """Waits for nothing; call it when no placement is open any more."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    def _by_segment(self, tensors: Sequence[Outgoing], worker: TensorReader) -> list[Outgoing]:
+        if not self.reads_segments(worker):
+            return []
+        least = max(self.min_bytes(worker), 1)  # an empty tensor has nothing to put into a file
+        return [out for out in tensors if not out.inline_only and out.tensor.nbytes >= least]
+
+    async def _place(self, placement: Placement, chosen: Sequence[Outgoing]) -> list[tuple[str, str]]:
+        try:
+            return await self._in_thread(lambda: self._place_now(placement, chosen))
+        except asyncio.CancelledError:
+            await self.end(placement, consumed=False)
+            raise
+
+    def _place_now(self, placement: Placement, chosen: Sequence[Outgoing]) -> list[tuple[str, str]]:
+        failures = []
+        for outgoing in chosen:
+            try:
+                name = self._publish(placement, outgoing)
+            except OSError as error:
+                failures.append((outgoing.key, str(error)))
+                continue
+            if name is None:
+                failures.append((outgoing.key, "no room in shared memory"))
+                continue
+            placement.handles[outgoing.key] = Handle(name, outgoing.tensor.nbytes, self._settings.owner_id)
+        return failures
+
+    def _publish(self, placement: Placement, outgoing: Outgoing) -> str | None:
+        if outgoing.segment is not None:
+            placement.published.append(outgoing.segment)
+            return outgoing.segment.publish()
+        segment = self._store.write(outgoing.tensor.buffers) if self._store is not None else None
+        if segment is None:
+            return None
+        placement.fresh.append(segment)
+        return segment.publish()
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run `work` to its end in the transport's thread, also when the caller is cancelled meanwhile."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segments")
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            running.exception()  # fetched: nobody else will
+            raise cancelled
+        return running.result()
+
+
+def _end(placement: Placement, consumed: bool) -> None:
+    for segment in (*placement.published, *placement.fresh):
+        _quietly(segment.withdraw)
+    for segment in placement.fresh:
+        _quietly(lambda segment=segment: segment.settle(consumed=consumed))  # type: ignore[misc]
+
+
+def _quietly(work: Callable[[], None]) -> None:
+    """One segment that cannot be removed must not keep the others: say so and go on."""
+    try:
+        work()
+    except OSError as error:
+        log.warning("a segment could not be removed: %s", error)
+
+
+def shm_namespace(directory: str = "/dev/shm") -> str | None:
+    """This host's shared memory as workers advertise theirs: boot id, then the device of the tmpfs.  Reads files: call
+    it at start.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}:{os.stat(directory).st_dev}"
+    except OSError:
+        return None

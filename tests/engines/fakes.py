@@ -1,0 +1,102 @@
+"""Small stand-ins that several engine tests share: a recorder of figures and a segment store in a directory of its
+own.
+"""
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Figures:
+    """An engines.base.Observer that remembers."""
+
+    tensors: list = field(default_factory=list)  # (runtime, path, nbytes)
+    failures: list = field(default_factory=list)
+    health: list = field(default_factory=list)  # (worker, healthy)
+    removed: list = field(default_factory=list)
+    loads: dict = field(default_factory=dict)
+    selected: list = field(default_factory=list)  # (worker, policy)
+    retries: list = field(default_factory=list)
+    sends: list = field(default_factory=list)
+
+    def tensor_sent(self, runtime, path, nbytes):
+        self.tensors.append((runtime, path, nbytes))
+
+    def segment_failed(self, runtime):
+        self.failures.append(runtime)
+
+    def worker_health(self, worker, healthy):
+        self.health.append((worker, healthy))
+
+    def worker_removed(self, worker):
+        self.removed.append(worker)
+
+    def worker_load(self, worker, requests):
+        self.loads[worker] = requests
+
+    def worker_selected(self, worker, policy):
+        self.selected.append((worker, policy))
+
+    def retried(self, worker_type):
+        self.retries.append(worker_type)
+
+    def send_seconds(self, seconds):
+        self.sends.append(seconds)
+
+
+class DirectorySegment:
+    """A master file with published links beside it, as `pool.segments.Segment` keeps them."""
+
+    def __init__(self, store, buffers):
+        self._store = store
+        self.master = store.directory / f"master-{next(store.numbers)}"
+        self.master.write_bytes(b"".join(buffers))
+        self.names = []
+        self.settled = None
+
+    @property
+    def nbytes(self):
+        return self.master.stat().st_size
+
+    def publish(self):
+        if self._store.publish_error is not None:
+            raise self._store.publish_error
+        name = f"published-{next(self._store.numbers)}"
+        os.link(self.master, self._store.directory / name)
+        self.names.append(name)
+        return name
+
+    def withdraw(self):
+        for name in self.names:
+            (self._store.directory / name).unlink(missing_ok=True)
+
+    def settle(self, *, consumed):
+        assert self.settled is None, "settled twice"
+        self.settled = consumed
+        self.master.unlink()
+
+
+class DirectoryStore:
+    """An engines.base.SegmentStore; `room` False refuses, errors are raised as set."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.numbers = itertools.count()
+        self.segments = []
+        self.room = True
+        self.write_error = self.publish_error = None
+
+    def write(self, buffers):
+        if self.write_error is not None:
+            raise self.write_error
+        if not self.room:
+            return None
+        segment = DirectorySegment(self, buffers)
+        self.segments.append(segment)
+        return segment
+
+    @property
+    def files(self):
+        return sorted(path.name for path in self.directory.iterdir())
