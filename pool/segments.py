@@ -1,0 +1,370 @@
+"""Recycled files in /dev/shm that carry a tensor to a reader on the same host.
+
+Theory of operation
+- A *master* `mediagate-<pid>-<n>` (`pool.shm_directory`) holds the bytes at offset 0.  A pool process opens it by
+  name and writes; the file may be longer than the tensor, readers read `nbytes` of it.
+- `publish` gives it a further name by link(): `smg-tokenspeed-<pid>-<unix ns>-<counter>`.  The reader opens that
+  name, reads, unlinks.  The Python and the Rust servicer both read exactly [offset, offset + nbytes) into memory
+  before they unlink.
+- `settle` ends the use.  The file is used again only when the engine has answered (`consumed`), its link count is
+  back to 1, no earlier attempt had its name taken away, and nobody holds a view here; in any doubt it is *retired*:
+  unlinked, and never written again, since a reader may still be at work.
+- Touched pages are the point: a recycled file costs no page fault.  Idle files above `keep_bytes` go, oldest first.
+
+A store belongs to one process and is made after the last fork (the locks of its files must die with it).  It may be
+used from several threads: `take` costs microseconds for an idle file, 0.25 ms a MB for a new one; `write` 0.2 ms a MB
+more.
+"""
+
+import errno
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+
+from pool.leftovers import sweep_directory
+from pool.shm_directory import MasterFile, ShmDirectory
+
+_log = logging.getLogger(__name__)
+
+_SMALLEST_CLASS = 64 * 1024
+_CLASSES_PER_DOUBLING = 8  # so rounding up wastes at most an eighth
+_MOST_BUFFERS = 1024  # IOV_MAX
+
+Buffer = memoryview | bytes
+
+
+class SegmentError(Exception):
+    """A segment was used after its request had settled it, or after the store was closed: a fault of the caller."""
+
+
+def size_class(nbytes: int) -> int:
+    """The capacity of a new recyclable file for `nbytes`: images of about one size share files."""
+    if nbytes <= _SMALLEST_CLASS:
+        return _SMALLEST_CLASS
+    step = max(_SMALLEST_CLASS, (1 << (nbytes.bit_length() - 1)) // _CLASSES_PER_DOUBLING)
+    return -(-nbytes // step) * step
+
+
+class Segment:
+    """One request's use of a file; `engines.base.SharedSegment`.
+
+    `name`: bare name of the master, for the process that writes.  `nbytes`: what the tensor needs; `capacity`: length
+    of the file.  The bytes belong to the holder until `settle`, which is called exactly once, whatever happens.
+    """
+
+    def __init__(self, store: "SegmentStore", directory: ShmDirectory, file: MasterFile, nbytes: int) -> None:
+        self._store = store
+        self._directory = directory
+        self._file = file
+        self.nbytes = nbytes
+        self.name = file.name
+        self.capacity = file.capacity
+        self._names: list[str] = []  # published, and not taken away by us
+        self._was_published = False
+        self._is_doubtful = False
+        self._map: mmap.mmap | None = None
+        self._is_settled = False
+
+    def publish(self) -> str:
+        """Give the bytes a fresh name for one reader; OSError when that is impossible (then send inline)."""
+        self._check()
+        if self._was_published and not self._names:
+            self._is_doubtful = True  # an attempt before this one failed: its reader may still be at work
+        name = self._directory.publish(self._file)
+        self._names.append(name)
+        self._was_published = True
+        return name
+
+    def withdraw(self) -> None:
+        """Remove every published name that a reader has not consumed; the bytes stay, for another attempt."""
+        self._check()
+        if self._remove_names():
+            self._is_doubtful = True
+
+    def settle(self, *, consumed: bool, reader: str | None = None) -> None:
+        """The request is over, or never began.
+
+        `consumed`: the engine's first response arrived, and the socket holds nothing of `view` any more.  Anything
+        else (error, abort, cancelled) retires the file.  `reader`: who read it, e.g. the worker's URL; one that
+        leaves its name in place (told not to unlink) is remembered, and what it reads is not recycled any more.
+        """
+        self._check()
+        self._is_settled = True
+        left = self._remove_names()
+        if consumed and left and reader is not None:
+            self._store.distrust(reader)
+        is_viewed = not self._close_map()
+        is_clean = consumed and not left and not self._is_doubtful and not is_viewed
+        if is_clean and not self._file.single_use and self._store.recycles(reader):
+            self._store.give_back(self._file)
+            return
+        # Clean or never published: nobody reads, so the pages go now although a pool process may keep the file mapped.
+        self._store.retire(self._file, free_pages=not is_viewed and (is_clean or not self._was_published))
+
+    def view(self) -> memoryview:
+        """The tensor's bytes, read-only, mapped at the first call: for an inline fallback.
+
+        Whoever holds a view (or a slice of one) when `settle` is called keeps valid memory, and the file is retired.
+        """
+        fd = self._open_fd()
+        if self._map is None:
+            self._map = mmap.mmap(fd, self.capacity, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        return memoryview(self._map)[: self.nbytes]
+
+    def copy_in(self, buffers: Sequence[memoryview]) -> None:
+        """Write the flat byte views back to back from offset 0, without mapping the file; OSError when that fails."""
+        fd = self._open_fd()
+        offset = 0
+        queue = [buffer for buffer in buffers if buffer.nbytes]
+        while queue:
+            done = os.pwritev(fd, queue[:_MOST_BUFFERS], offset)
+            offset += done
+            while queue and done >= queue[0].nbytes:
+                done -= queue.pop(0).nbytes
+            if done:
+                queue[0] = queue[0][done:]
+
+    def _check(self) -> None:
+        if self._is_settled:
+            raise SegmentError(f"segment {self.name} was settled already")
+
+    def _open_fd(self) -> int:
+        self._check()
+        if self._file.fd < 0:  # and mmap would take -1 for anonymous memory
+            raise SegmentError(f"the store of segment {self.name} is closed")
+        return self._file.fd
+
+    def _remove_names(self) -> int:
+        removed = sum(self._directory.unlink(name) for name in self._names)
+        self._names.clear()
+        return removed
+
+    def _close_map(self) -> bool:
+        mapping, self._map = self._map, None
+        if mapping is None:
+            return True
+        try:
+            mapping.close()
+        except BufferError:
+            return False  # a view is alive; the mapping goes with it
+        return True
+
+
+class SegmentStore:
+    """Every segment of one gateway; `engines.base.SegmentStore`.
+
+    `pid`: the gateway's main process, for the names.  `cap_bytes`: most bytes of all files together, in use and idle.
+    `keep_bytes`: most bytes kept idle (default: half of the cap).  `max_files` bounds open descriptors.  What does
+    not fit or fails (ENOSPC, EACCES, ...) is None and counted in `failures`: the tensor goes inline.
+    """
+
+    def __init__(
+        self,
+        *,
+        pid: int,
+        cap_bytes: int,
+        directory: str = "/dev/shm",
+        keep_bytes: int | None = None,
+        max_files: int = 512,
+    ) -> None:
+        self._cap_bytes = cap_bytes
+        self._keep_bytes = cap_bytes // 2 if keep_bytes is None else keep_bytes
+        self._max_files = max_files
+        self._lock = threading.Lock()
+        self._idle: list[MasterFile] = []  # oldest first
+        self._files: dict[str, MasterFile] = {}  # every master that exists
+        self._bytes = 0
+        self._count = 0  # with files that are just being made
+        self._keepers: set[str] = set()
+        self._last_complaint: int | None = None
+        self.failures = 0
+        self._directory = self._open(directory, pid)
+
+    @property
+    def writable(self) -> bool:
+        """Whether a probe file could be written at start (and the store is not closed)."""
+        return self._directory is not None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files, in use and idle."""
+        return self._bytes
+
+    @property
+    def count(self) -> int:
+        """Files, in use and idle."""
+        return self._count
+
+    @property
+    def idle_bytes(self) -> int:
+        with self._lock:
+            return sum(file.capacity for file in self._idle)
+
+    def take(self, nbytes: int, *, fresh: bool = False) -> Segment | None:
+        """A segment for `nbytes`, its old bytes undefined; None when there is no room.
+
+        `fresh`: a new file of exactly that size, retired when settled: for a reader that hands the name on
+        (TokenSpeed).
+        """
+        if nbytes < 1:
+            raise ValueError(f"a segment needs at least one byte, not {nbytes}")
+        directory = self._directory
+        if directory is None:
+            self._complain(errno.EROFS, "shared memory is not writable")
+            return None
+        file = self._find_or_create(directory, nbytes, fresh)
+        return None if file is None else Segment(self, directory, file, nbytes)
+
+    def write(self, buffers: Sequence[Buffer], *, fresh: bool = False) -> Segment | None:
+        """A segment with `buffers` copied in, back to back; None when there is no room.  Call it from a thread."""
+        flat = [memoryview(buffer).cast("B") for buffer in buffers]
+        segment = self.take(sum(buffer.nbytes for buffer in flat), fresh=fresh)
+        if segment is None:
+            return None
+        try:
+            segment.copy_in(flat)
+        except OSError as error:
+            segment.settle(consumed=False)
+            self._complain(error.errno or 0, f"writing failed: {error.strerror}")
+            return None
+        return segment
+
+    def recycles(self, reader: str | None) -> bool:
+        """Whether what `reader` reads is used again; False once it left a name in place."""
+        return reader is None or reader not in self._keepers
+
+    def distrust(self, reader: str) -> None:
+        """It left a published name in place although it had answered."""
+        if reader not in self._keepers:
+            _log.warning("%s leaves shared-memory names in place: its segments are not recycled", reader)
+            self._keepers.add(reader)
+
+    def forget(self, reader: str) -> None:
+        """The worker is gone or came back anew: it is believed again."""
+        self._keepers.discard(reader)
+
+    def sweep(self) -> int:
+        """Remove what dead gateways of this user left; how many names went.  See `pool.leftovers`."""
+        directory = self._directory
+        return 0 if directory is None else sweep_directory(directory.fd, directory.pid)
+
+    def close(self) -> None:
+        """Unlink every file.  Segments still in use may only be settled after that; no thread may be in `write`."""
+        with self._lock:
+            directory, self._directory = self._directory, None
+            self._idle.clear()
+            for file in list(self._files.values()):
+                self._remove(file, directory, free_pages=False)
+        if directory is not None:
+            directory.close()
+
+    def give_back(self, file: MasterFile) -> None:
+        """From a segment: nobody reads, writes or views the file any more."""
+        with self._lock:
+            if file.fd < 0:
+                return  # the store was closed
+            if os.fstat(file.fd).st_nlink != 1:
+                self._remove(file, self._directory, free_pages=False)
+                return
+            self._idle.append(file)
+            total = sum(idle.capacity for idle in self._idle)
+            while total > self._keep_bytes:
+                oldest = self._idle.pop(0)
+                total -= oldest.capacity
+                self._remove(oldest, self._directory, free_pages=True)
+
+    def retire(self, file: MasterFile, *, free_pages: bool) -> None:
+        """From a segment: never to be used again."""
+        with self._lock:
+            if file.fd >= 0:
+                self._remove(file, self._directory, free_pages=free_pages)
+
+    def _find_or_create(self, directory: ShmDirectory, nbytes: int, fresh: bool) -> MasterFile | None:
+        capacity = nbytes if fresh else min(size_class(nbytes), max(nbytes, self._cap_bytes))
+        while True:
+            with self._lock:
+                file = None if fresh else self._pop_idle(nbytes, capacity)
+                if file is not None:
+                    return file
+                if not self._make_room(capacity):
+                    self._complain(0, f"the cap of {self._cap_bytes} bytes or {self._max_files} files is reached")
+                    return None
+                self._bytes += capacity
+                self._count += 1
+            try:
+                file = directory.create(capacity, single_use=fresh)
+            except OSError as error:
+                if self._roll_back(capacity, is_full=error.errno == errno.ENOSPC):
+                    continue
+                self._complain(error.errno or 0, f"{capacity} bytes: {error.strerror}")
+                return None
+            with self._lock:
+                self._files[file.name] = file
+                self._last_complaint = None
+                if self._directory is not None:
+                    return file
+                self._remove(file, directory, free_pages=True)  # closed meanwhile
+                return None
+
+    def _pop_idle(self, nbytes: int, capacity: int) -> MasterFile | None:
+        """The smallest idle file that fits, of equals the one used last; a much larger one only when no new one may
+        be made."""
+        largest = capacity + capacity // 4 if self._has_room(capacity) else self._cap_bytes
+        fitting = [file for file in reversed(self._idle) if nbytes <= file.capacity <= largest]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda file: file.capacity)
+        self._idle.remove(best)
+        return best
+
+    def _has_room(self, capacity: int) -> bool:
+        return self._bytes + capacity <= self._cap_bytes and self._count < self._max_files
+
+    def _make_room(self, capacity: int) -> bool:
+        if capacity > self._cap_bytes:
+            return False  # would only empty the store
+        while not self._has_room(capacity) and self._idle:
+            self._remove(self._idle.pop(0), self._directory, free_pages=True)
+        return self._has_room(capacity)
+
+    def _roll_back(self, capacity: int, *, is_full: bool) -> bool:
+        """Take a reservation back; True when idle files were given up, so that another try may succeed."""
+        with self._lock:
+            self._bytes -= capacity
+            self._count -= 1
+            if not is_full or not self._idle:
+                return False
+            while self._idle:
+                self._remove(self._idle.pop(), self._directory, free_pages=True)
+            return True
+
+    def _remove(self, file: MasterFile, directory: ShmDirectory | None, *, free_pages: bool) -> None:
+        """Unlink and forget, under the lock."""
+        assert directory is not None, "a closed store has no files"
+        self._files.pop(file.name, None)
+        self._bytes -= file.capacity
+        self._count -= 1
+        directory.discard(file, free_pages=free_pages)
+
+    def _open(self, path: str, pid: int) -> ShmDirectory | None:
+        try:
+            directory = ShmDirectory(path, pid)
+        except OSError as error:
+            _log.warning("no shared memory: %s: %s", path, error.strerror)
+            return None
+        try:
+            directory.discard(directory.create(1, single_use=True), free_pages=False)
+        except OSError as error:
+            directory.close()
+            _log.warning("no shared memory: %s: %s", path, error.strerror)
+            return None
+        return directory
+
+    def _complain(self, number: int, why: str) -> None:
+        """Count a failure; log the first of a run of equal ones."""
+        self.failures += 1
+        if self._last_complaint != number:
+            self._last_complaint = number
+            _log.warning("no segment, the tensor goes inline: %s", why)

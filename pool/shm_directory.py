@@ -1,0 +1,129 @@
+"""The directory of shared-memory files: make, publish, unlink, give pages back.  `pool.segments` decides when.
+
+A file is made exclusively, mode 0600, with its space reserved, and is held by a shared flock as long as it exists:
+that lock says "its gateway lives" to a sweep, also across pid namespaces, and ends with the process.  Names are never
+used twice in one life.
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import time
+
+from pool.leftovers import MASTER_PREFIX, PUBLISHED_PREFIX
+
+
+class MasterFile:
+    """One file with its bytes at offset 0.  `fd` is open (and locked) as long as the name exists, then -1.
+
+    `single_use`: never written for a second request.
+    """
+
+    __slots__ = ("capacity", "fd", "name", "single_use")
+
+    def __init__(self, name: str, fd: int, capacity: int, single_use: bool) -> None:
+        self.name = name
+        self.fd = fd
+        self.capacity = capacity
+        self.single_use = single_use
+
+
+class ShmDirectory:
+    """`/dev/shm`, or another directory in tests.  `pid` stands in every name; OSError when the directory cannot be
+    opened."""
+
+    def __init__(self, path: str, pid: int) -> None:
+        self.path = path
+        self.pid = pid
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._masters = itertools.count()
+        self._publications = itertools.count()
+        self._published: set[str] = set()
+
+    def close(self) -> None:
+        """Unlink every published name that is left.  Names can still be unlinked after that, nothing else."""
+        for name in list(self._published):
+            self.unlink(name)
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+
+    def create(self, capacity: int, *, single_use: bool) -> MasterFile:
+        """A new file of `capacity` bytes; OSError (ENOSPC, EMFILE, ...) leaves nothing behind."""
+        while True:
+            name = f"{MASTER_PREFIX}{self.pid}-{next(self._masters)}"
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            try:
+                fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+            except FileExistsError:
+                continue  # a namesake's, of an earlier life or of another pid namespace
+            try:
+                if _is_held(fd):
+                    _reserve(fd, capacity)
+                    return MasterFile(name, fd, capacity, single_use)
+            except BaseException:
+                self.unlink(name)
+                os.close(fd)
+                raise
+            self.unlink(name)
+            os.close(fd)
+
+    def publish(self, file: MasterFile) -> str:
+        """A further name of the file, for one reader."""
+        while True:
+            name = f"{PUBLISHED_PREFIX}{self.pid}-{time.time_ns()}-{next(self._publications)}"
+            try:
+                os.link(file.name, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            except FileExistsError:
+                continue
+            self._published.add(name)
+            return name
+
+    def unlink(self, name: str) -> bool:
+        """Whether the name was there."""
+        self._published.discard(name)
+        try:
+            if self.fd >= 0:
+                os.unlink(name, dir_fd=self.fd)
+            else:
+                os.unlink(os.path.join(self.path, name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def discard(self, file: MasterFile, *, free_pages: bool) -> None:
+        """Unlink the master.  `free_pages` only when no reader and no view can still want the bytes."""
+        self.unlink(file.name)
+        if free_pages:
+            _punch(file)
+        os.close(file.fd)
+        file.fd = -1
+
+
+def _is_held(fd: int) -> bool:
+    """Lock a file just made; False when a sweeping gateway was faster."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: the pid alone decides
+    return os.fstat(fd).st_nlink == 1
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    """Get the pages now: a full tmpfs must fail here and not with SIGBUS in the process that writes."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(fd, nbytes)
+
+
+def _punch(file: MasterFile) -> None:
+    """Give the pages back although a process still maps the file; a late write there finds new, orphaned pages."""
+    with contextlib.suppress(OSError, ValueError), mmap.mmap(file.fd, file.capacity) as mapping:
+        mapping.madvise(mmap.MADV_REMOVE)
