@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -183,6 +184,13 @@ def test_a_reader_that_keeps_its_name_is_not_recycled_for(store: SegmentStore) -
     consume(clean.publish(), 1000)
     clean.settle(consumed=True, reader="grpc://a")
     assert store.count == 1
+
+
+def test_a_name_left_in_place_retires_the_file(store: SegmentStore) -> None:
+    segment = written(store, b"z" * 1000)
+    segment.publish()
+    segment.settle(consumed=True)
+    assert store.count == 0 and not our_names()
 
 
 def test_a_further_link_somebody_made_keeps_the_file_from_being_used(store: SegmentStore, tmp_path: Path) -> None:
@@ -465,67 +473,72 @@ def test_threads_publish_and_settle_at_once(store: SegmentStore) -> None:
 
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
-STEP = st.tuples(
-    st.sampled_from(["take", "fresh", "publish", "consume", "open", "withdraw", "settle", "abort"]),
-    st.integers(0, 7),
-    st.sampled_from([1, 60_000, 70_000, 140_000, 600_000]),
+
+class Reader:
+    """It has opened a published name; `reads`: it unlinks it as well."""
+
+    def __init__(self, name: str, mark: bytes, *, reads: bool) -> None:
+        self.mark = mark
+        self.fd = os.open(SHM / name, os.O_RDONLY)
+        self.is_over = False
+        if reads:
+            os.unlink(SHM / name)
+
+
+REQUEST = st.fixed_dictionaries(
+    {
+        "nbytes": st.sampled_from([1000, 60_000, 600_000]),
+        "fresh": st.booleans(),
+        "attempts": st.lists(st.sampled_from(["unread", "opened", "read"]), max_size=2),
+        "answered": st.booleans(),
+        "after": st.integers(0, 2),  # requests that begin before this one ends
+    }
 )
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEP, max_size=60))
-def test_a_segment_handed_out_is_nobody_elses(steps: list[tuple[str, int, int]]) -> None:
-    """Whoever holds a segment, or has read an unfinished one, sees only bytes of that request, whatever happened
-    before."""
+@given(requests=st.lists(REQUEST, min_size=2, max_size=12))
+def test_a_segment_handed_out_is_nobody_elses(requests: list[dict[str, Any]]) -> None:
+    """No published name of a segment handed out exists; a reader that no answer has ended sees its own bytes."""
     store = SegmentStore(pid=os.getpid(), cap_bytes=2 * MIB, keep_bytes=MIB)
-    held: list[tuple[Segment, int, list[str]]] = []
-    readers: list[tuple[int, int]] = []  # open descriptor, mark of the request
-    answered: set[int] = set()
-    mark = 0
+    readers: list[Reader] = []
+    running: list[tuple[int, Segment, dict[str, Any], list[Reader]]] = []
 
-    def settle(index: int, *, well: bool) -> None:
-        segment, number, names = held.pop(index)
-        consumed = well and not any((SHM / name).exists() for name in names)
-        segment.settle(consumed=consumed)
-        if consumed:
-            answered.add(number)  # an engine that answered has read
+    def begin(turn: int, request: dict[str, Any]) -> None:
+        segment = store.take(request["nbytes"], fresh=request["fresh"])
+        if segment is None:
+            return
+        assert os.stat(SHM / segment.name).st_nlink == 1, "a published name of it still exists"
+        assert all(segment.name != other.name for _, other, _, _ in running)
+        mark = os.urandom(8)
+        with open(SHM / segment.name, "r+b") as master:
+            master.write(mark)
+        mine = []
+        for number, kind in enumerate(request["attempts"]):
+            if number:
+                segment.withdraw()
+            name = segment.publish()
+            if kind != "unread":
+                mine.append(Reader(name, mark, reads=kind == "read"))
+        readers.extend(mine)
+        running.append((turn + request["after"], segment, request, mine))
+
+    def end(segment: Segment, request: dict[str, Any], mine: list[Reader]) -> None:
+        segment.settle(consumed=request["answered"])
+        if request["answered"] and request["attempts"][-1:] == ["read"]:
+            mine[-1].is_over = True  # the engine that answered has read; of those that failed before nothing is known
 
     try:
-        for action, which, nbytes in steps:
-            if action in ("take", "fresh"):
-                segment = store.take(nbytes, fresh=action == "fresh")
-                if segment is None:
-                    continue
-                inode = os.stat(SHM / segment.name)
-                assert inode.st_nlink == 1, "a published name of it still exists"
-                assert all(segment.name != other.name for other, _, _ in held)
-                mark += 1
-                with open(SHM / segment.name, "r+b") as master:
-                    master.write(mark.to_bytes(4, "little"))
-                held.append((segment, mark, []))
-            elif held:
-                index = which % len(held)
-                segment, number, names = held[index]
-                existing = [name for name in names if (SHM / name).exists()]
-                if action == "publish":
-                    names.append(segment.publish())
-                elif action == "consume" and existing:
-                    assert consume(existing[0], 1)[:1] == number.to_bytes(4, "little")[:1]
-                elif action == "open" and existing:
-                    readers.append((os.open(SHM / existing[0], os.O_RDONLY), number))
-                elif action == "withdraw":
-                    segment.withdraw()
-                    assert not any((SHM / name).exists() for name in names)
-                elif action == "settle":
-                    settle(index, well=True)
-                elif action == "abort":
-                    settle(index, well=False)
+        for turn, request in enumerate(requests):
+            begin(turn, request)
+            for entry in [entry for entry in running if entry[0] <= turn]:
+                running.remove(entry)
+                end(*entry[1:])
             assert store.bytes <= 2 * MIB and store.idle_bytes <= MIB
-            for fd, number in readers:
-                if number not in answered:  # it still reads, for a request nobody has answered
-                    assert os.pread(fd, 4, 0) == number.to_bytes(4, "little")
+            for reader in readers:
+                assert reader.is_over or os.pread(reader.fd, 8, 0) == reader.mark
     finally:
-        for fd, _ in readers:
-            os.close(fd)
+        for reader in readers:
+            os.close(reader.fd)
         store.close()
         assert not our_names()
