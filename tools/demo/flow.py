@@ -69,7 +69,8 @@ def run_demo(
     stay = not once and sys.stdout.isatty()
     try:
         with _sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="mediagate-demo-") as folder:
-            return _run(host, port, stay, Path(folder), command or (sys.executable, "gateway.py"), flags)
+            started = command or (sys.executable, "gateway.py")
+            return _run(host, port, stay, Path(folder), started, flags if command else ("--server-timing", *flags))
     except KeyboardInterrupt:
         return 0 if stay else 130
     except (LaunchError, OSError) as error:
