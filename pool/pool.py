@@ -1,0 +1,480 @@
+"""The asyncio side of the pool, in the frontend: `submit(job) -> Outcome`.
+
+One queue, first come first served, in front of all processes; a process has at most two jobs, so that it never waits
+for this loop, and an idle one takes over what another has not begun.  Every decision is made in synchronous code
+between two turns of the loop: `_dispatch` fills processes, `_on_answers` takes results, `on_death` takes back what a
+dead process had, `_on_tick` looks for jobs that overran.  Waiting is only in `submit`, `retire` and `close`.
+
+A job whose process dies runs once more, first of the queue; if that process dies as well nobody tries again
+(`JobLost`).  Only the job the dead process really worked on counts, which is what its board says.  Spans stay pinned
+until no process touches them.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from pool.control import Kill, Renewed, Reset, Up, line
+from pool.messages import Answer, BodyTooLarge, Configured, Ending, Prepared
+from pool.ring import RingBroken
+from pool.row import DEPTH, LONG_BYTES, Row
+from pool.seat import Configuration, Piece, Seat, Ticket
+from pool.spans import Lease
+
+logger = logging.getLogger(__name__)
+
+JobT = TypeVar("JobT")
+ResultT = TypeVar("ResultT")
+
+_TICK_S = 0.1
+# a process that is killed while it is being configured or learns for so long is stuck
+CONFIGURE_TIMEOUT_S = 60.0
+_MOST_DEATHS = 2
+
+
+class JobFailed(Exception):
+    """The workshop refused the job because of what the client sent; the message is the workshop's."""
+
+
+class JobLost(Exception):
+    """The job was running when two processes died."""
+
+
+class JobOverran(Exception):
+    """The job did not end before its deadline."""
+
+
+class JobCrashed(Exception):
+    """The workshop raised something else; `kind` is the exception's type, the stack is in the log only."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class PoolClosed(Exception):
+    """The pool was closed before the job ended."""
+
+
+class Outcome(msgspec.Struct, Generic[ResultT], frozen=True):
+    """A job's result and its cost.  `queued_s`: from submit until a process began; `slot`: the pool slot it ran in."""
+
+    result: ResultT
+    queued_s: float
+    run_s: float
+    minor_faults: int
+    slot: int
+
+
+class PoolStatistics(msgspec.Struct, frozen=True):
+    """Counts since the start: jobs by how they ended, runs repeated after a death, processes that died or were
+    replaced.
+    """
+
+    done: int = 0
+    failed: int = 0
+    crashed: int = 0
+    lost: int = 0
+    overran: int = 0
+    withdrawn: int = 0
+    repeated: int = 0
+    deaths: int = 0
+    configurations_refused: int = 0
+
+
+class Pool(Generic[JobT, ResultT]):
+    """Made by `FrontendLink.pool`.  `send` reaches the supervisor; `overrun_grace_s` is what a job gets beyond its
+    deadline to end by itself before its process is killed.
+    """
+
+    def __init__(
+        self, row: Row, result_type: Any, send: Callable[[msgspec.Struct], None], *, overrun_grace_s: float = 2.0
+    ) -> None:
+        self.seats = [Seat(slot) for slot in row.slots]
+        self._send = send
+        self._overrun_grace_s = overrun_grace_s
+        self._encoder = msgspec.msgpack.Encoder()
+        self._results = msgspec.msgpack.Decoder(result_type)
+        self._failures = msgspec.msgpack.Decoder(str)
+        self._crashes = msgspec.msgpack.Decoder(tuple[str, str])
+        self._queue: deque[Ticket] = deque()
+        self._configurations: dict[int, Configuration] = {}
+        self._last_job = 0
+        self._last_version = 0
+        self._counts: dict[str, int] = dict.fromkeys(PoolStatistics.__struct_fields__, 0)
+        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._is_renewal_wanted = False
+        self._is_closed = False
+
+    # -- what others see
+
+    @property
+    def processes(self) -> int:
+        return len(self.seats)
+
+    @property
+    def processes_alive(self) -> int:
+        """Prepared and configured."""
+        return sum(1 for seat in self.seats if seat.is_up)
+
+    @property
+    def busy(self) -> int:
+        """Processes that have a job."""
+        return sum(1 for seat in self.seats if seat.jobs)
+
+    @property
+    def queued(self) -> int:
+        """Jobs no process works on yet."""
+        return len(self._queue) + sum(max(0, seat.jobs - 1) for seat in self.seats)
+
+    @property
+    def statistics(self) -> PoolStatistics:
+        return PoolStatistics(**self._counts)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.processes_alive} of {self.processes} up, {self.busy} busy, {self.queued} queued>"
+
+    def start(self) -> None:
+        """Begin to listen to the processes; in the frontend's loop."""
+        self._loop = asyncio.get_running_loop()
+        for seat in self.seats:
+            self._loop.add_reader(seat.bell.fd, self._on_answers, seat)
+
+    async def close(self) -> None:
+        """Stop listening; jobs that have not ended raise PoolClosed.  The processes are the supervisor's."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.wait([self._renewal])
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for seat in self.seats:
+            if self._loop is not None:
+                self._loop.remove_reader(seat.bell.fd)
+            self._queue.extend(item for item in seat.line if isinstance(item, Ticket))
+            seat.line.clear()
+        while self._queue:
+            self._fail(self._queue.popleft(), PoolClosed("the pool was closed"))
+        for _, met in self._conditions:
+            if not met.done():
+                met.set_exception(PoolClosed("the pool was closed"))
+
+    async def submit(self, job: JobT, *, deadline_s: float, leases: Sequence[Lease] = ()) -> Outcome[ResultT]:
+        """Run one job; `deadline_s` counts from when a process begins it.
+
+        The leases are pinned until no process touches their spans any more, also when the waiting is cancelled: a job
+        that has not begun is withdrawn then, the result of one that has is dropped.
+        Raises JobFailed, JobCrashed, JobOverran, JobLost, PoolClosed; BodyTooLarge for a job that does not fit into
+        LONG_BYTES.
+        """
+        if self._is_closed:
+            raise PoolClosed("the pool was closed")
+        body = self._encoder.encode(job)
+        if len(body) > LONG_BYTES:
+            raise BodyTooLarge("job", len(body))
+        outcome: asyncio.Future[Outcome[ResultT]] = asyncio.get_running_loop().create_future()
+        self._last_job += 1
+        ticket = Ticket(self._last_job, body, deadline_s, outcome, [])
+        try:
+            ticket.unpins.extend(lease.pin() for lease in leases)
+        except BaseException:
+            ticket.unpin()
+            raise
+        self._queue.append(ticket)
+        self._dispatch()
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            if outcome.done() and not outcome.cancelled():
+                outcome.exception()  # it came at the same moment; asyncio would complain that nobody looked
+            self._withdraw(ticket)
+            raise
+
+    def configure(self, key: int, payload: bytes) -> None:
+        """Let every process, and every later one, keep `payload` under `key`.  Jobs submitted from now on find it in
+        place.
+        """
+        self._last_version += 1
+        configuration = Configuration(key, self._last_version, payload)
+        self._configurations.pop(key, None)
+        self._configurations[key] = configuration
+        for seat in self.seats:
+            if seat.is_present:
+                seat.teach(configuration)
+
+    async def retire(self, slot: int) -> None:
+        """Let the process of `slot` end once it is idle and wait until another is up in its place."""
+        seat = self.seats[slot]
+        await self._until(lambda: seat.is_up)
+        generation = seat.generation
+        seat.is_retiring = True
+        self._requeue(self._take_back_all(seat))
+        self._dispatch()
+        try:
+            await self._until(lambda: seat.generation != generation or not seat.is_present or not seat.line)
+        except asyncio.CancelledError:
+            if seat.generation == generation:
+                seat.is_retiring = False
+                self._dispatch()
+            raise
+        if seat.generation == generation and seat.is_present:
+            self._condemn(seat, "it is retired")
+        await self._until(lambda: seat.generation != generation and seat.is_up)
+
+    # -- what the supervisor says (called by the link)
+
+    def on_death(self, slot: int, how: str) -> None:
+        """The process of `slot` is gone: take back its jobs, say that another may come."""
+        seat = self.seats[slot]
+        seat.is_condemned = True
+        self._on_answers(seat)  # what it finished before counts
+        running = seat.board.running
+        self._counts["deaths"] += 1
+        again: list[Ticket] = []
+        for ticket in seat.bury():
+            if ticket.job_id == running:
+                ticket.deaths += 1
+            if self._may_run_again(ticket, how):
+                again.append(ticket)
+        self._requeue(again)
+        self._send(Reset(slot))
+        self._dispatch()
+
+    def on_renew(self) -> None:
+        """Replace every process, one after the other; again from the start when asked meanwhile."""
+        self._is_renewal_wanted = True
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.get_running_loop().create_task(self._renew())
+
+    async def _renew(self) -> None:
+        while self._is_renewal_wanted:
+            self._is_renewal_wanted = False
+            for seat in self.seats:
+                await self.retire(seat.index)
+        self._send(Renewed())
+
+    # -- decisions
+
+    def _dispatch(self) -> None:
+        """Give out what is queued: to idle processes first, then one ahead to busy ones."""
+        while self._queue:
+            seat = self._roomiest()
+            if seat is None:
+                break
+            self._deliver(seat, self._queue.popleft())
+        if not self._queue:
+            self._spread()
+        self._check_conditions()
+
+    def _roomiest(self) -> Seat | None:
+        best: Seat | None = None
+        best_jobs = DEPTH
+        for seat in self.seats:  # the lowest index of equals: few processes stay warm
+            if not seat.takes_jobs or (jobs := seat.jobs) >= best_jobs:
+                continue
+            best, best_jobs = seat, jobs
+            if not jobs:
+                break
+        return best
+
+    def _deliver(self, seat: Seat, ticket: Ticket) -> None:
+        seat.deliver(ticket)
+        if self._ticking is None:
+            self._tick_later()
+
+    def _spread(self) -> None:
+        """Give idle processes what waits behind a running job elsewhere."""
+        idle = [seat for seat in self.seats if seat.takes_jobs and not seat.line]
+        if not idle:
+            return
+        for seat in self.seats:
+            if seat.jobs < DEPTH:
+                continue
+            ticket = seat.take_back()
+            if ticket is None:
+                continue
+            self._deliver(idle.pop(0), ticket)
+            if not idle:
+                return
+
+    def _take_back_all(self, seat: Seat) -> list[Ticket]:
+        """What is with the process and not begun, in order."""
+        tickets: list[Ticket] = []
+        while (ticket := seat.take_back()) is not None:
+            tickets.insert(0, ticket)
+        return tickets
+
+    def _requeue(self, tickets: Sequence[Ticket]) -> None:
+        """Put jobs at the head of the queue, their order kept; those nobody wants end here."""
+        for ticket in reversed(tickets):
+            if ticket.is_dropped:
+                self._drop(ticket)
+            else:
+                self._queue.appendleft(ticket)
+
+    def _may_run_again(self, ticket: Ticket, how: str) -> bool:
+        if ticket.is_dropped:
+            self._drop(ticket)
+        elif ticket.is_overrun:
+            self._overrun(ticket)
+        elif ticket.deaths >= _MOST_DEATHS:
+            self._counts["lost"] += 1
+            self._fail(ticket, JobLost(f"{ticket.deaths} pool processes died running the job (the last: {how})"))
+        else:
+            if ticket.deaths:
+                self._counts["repeated"] += 1
+            return True
+        return False
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """The caller has gone."""
+        ticket.is_dropped = True
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+            self._drop(ticket)
+            return
+        for seat in self.seats:
+            if ticket not in seat.line:
+                continue
+            if seat.line[-1] is ticket and seat.take_back() is not None:
+                self._drop(ticket)
+                self._dispatch()
+            else:
+                seat.board.withdraw(ticket.place, ticket.job_id)  # a job that looks at its time ends early
+            return
+
+    # -- answers
+
+    def _on_answers(self, seat: Seat) -> None:
+        try:
+            for completion in seat.completions():
+                self._on_completion(seat, completion)
+        except (RingBroken, msgspec.DecodeError) as error:
+            logger.error("a pool process talks nonsense: slot=%d error=%r", seat.index, str(error))
+            self._condemn(seat, "its answers cannot be read")
+        self._dispatch()
+
+    def _on_completion(self, seat: Seat, completion: Prepared | Configured | Answer) -> None:
+        if isinstance(completion, Prepared):
+            seat.arrive(list(self._configurations.values()))
+        else:
+            head = seat.answered()
+            if isinstance(completion, Answer) and isinstance(head, Ticket) and head.job_id == completion.job_id:
+                self._settle(seat, head, completion)
+            elif isinstance(completion, Configured) and isinstance(head, Piece):
+                self._note_configured(head, completion)
+            else:
+                if isinstance(head, Ticket):
+                    seat.line.appendleft(head)
+                raise RingBroken("the answer is not to the message whose turn it is")
+        if not seat.is_up and not seat.is_learning:
+            seat.is_up = True
+            self._send(Up(seat.index))
+
+    def _note_configured(self, piece: Piece, completion: Configured) -> None:
+        if completion.error:
+            self._counts["configurations_refused"] += 1
+            logger.error("configuration refused: key=%d error=%r", piece.configuration.key, completion.error)
+
+    def _settle(self, seat: Seat, ticket: Ticket, answer: Answer) -> None:
+        ticket.unpin()
+        if ticket.is_dropped or ticket.outcome.done():
+            self._counts["withdrawn"] += 1
+            return
+        body = seat.body(answer, ticket)
+        try:
+            if answer.ending is Ending.DONE:
+                queued_s = max(0.0, answer.began - ticket.submitted)
+                result = self._results.decode(body)
+                self._counts["done"] += 1
+                ticket.outcome.set_result(Outcome(result, queued_s, answer.run_s, answer.minor_faults, seat.index))
+            elif answer.ending is Ending.FAILED:
+                error = JobFailed(self._failures.decode(body))
+                self._counts["failed"] += 1
+                self._fail(ticket, error)
+            elif answer.ending is Ending.OVERRAN:
+                self._overrun(ticket)
+            else:
+                self._crash(ticket, *self._crashes.decode(body))
+        except msgspec.DecodeError as error:
+            self._crash(ticket, type(error).__name__, f"the result cannot be read: {error}")
+
+    def _crash(self, ticket: Ticket, kind: str, message: str) -> None:
+        self._counts["crashed"] += 1
+        self._fail(ticket, JobCrashed(kind, message))
+
+    def _overrun(self, ticket: Ticket) -> None:
+        self._counts["overran"] += 1
+        self._fail(ticket, JobOverran(f"the job took longer than {ticket.deadline_s:g} s"))
+
+    def _fail(self, ticket: Ticket, error: Exception) -> None:
+        ticket.unpin()
+        if not ticket.outcome.done():
+            ticket.outcome.set_exception(error)
+
+    def _drop(self, ticket: Ticket) -> None:
+        self._counts["withdrawn"] += 1
+        ticket.unpin()
+
+    # -- time
+
+    def _tick_later(self) -> None:
+        assert self._loop is not None
+        self._ticking = self._loop.call_later(_TICK_S, self._on_tick)
+
+    def _on_tick(self) -> None:
+        """Look for processes that are beyond their time; only while some have work."""
+        self._ticking = None
+        now = time.monotonic()
+        is_busy = False
+        for seat in self.seats:
+            if not seat.line:
+                continue
+            is_busy = True
+            head = seat.line[0]
+            if isinstance(head, Piece):
+                if now - head.heads_since > CONFIGURE_TIMEOUT_S:
+                    self._condemn(seat, "it does not take its configuration")
+            elif now - head.heads_since > head.deadline_s + self._overrun_grace_s:
+                head.is_overrun = True
+                self._condemn(seat, f"job {head.job_id} took longer than {head.deadline_s:g} s")
+        if is_busy:
+            self._tick_later()
+
+    def _condemn(self, seat: Seat, why: str) -> None:
+        """Have the process killed; what it has not begun goes elsewhere."""
+        if seat.is_condemned:
+            return
+        seat.is_condemned = True
+        self._requeue(self._take_back_all(seat))
+        self._send(Kill(seat.index, line(why)))
+        self._dispatch()
+
+    # -- waiting for the processes
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that only this object changes."""
+        while not condition():
+            met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (condition, met)
+            self._conditions.append(entry)
+            try:
+                await met
+            finally:
+                if entry in self._conditions:
+                    self._conditions.remove(entry)
+
+    def _check_conditions(self) -> None:
+        for condition, met in self._conditions:
+            if not met.done() and condition():
+                met.set_result(None)
