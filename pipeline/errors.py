@@ -6,6 +6,8 @@ clients never holds payloads, internal addresses or stack traces; whoever raises
 
 from typing import Any
 
+from engines.base import EngineError, ModalityRefused, NoWorker
+
 # code -> status.  docs/errors.md is generated from this table; a test holds both, and the raised codes, together.
 STATUS_OF_CODE = {
     # media
@@ -136,3 +138,17 @@ class GatewayError(Exception):
                 "param": self.param,
             }
         }
+
+
+def engine_failure(error: EngineError) -> GatewayError:
+    """What a client is told when an engine refused, failed or could not be reached."""
+    if isinstance(error, ModalityRefused):
+        return GatewayError("multimodal_not_supported", error.message)
+    if isinstance(error, NoWorker):
+        return GatewayError("no_available_workers", error.message, retry_after_s=1)
+    status, _ = ENGINE_STATUS.get(error.status, (500, False))
+    if error.started:
+        return GatewayError("worker_stream_failed", f"The engine failed: {error.message}", status=status)
+    retry_after_s = 1 if status in (429, 503) else None
+    message = f"Failed to start generation: {error.message}"
+    return GatewayError("start_generation_failed", message, status=status, retry_after_s=retry_after_s)

@@ -14,7 +14,7 @@ import msgspec
 from engines.base import Modality, Sampling
 from pipeline.bundle import Bundle
 from pipeline.errors import GatewayError
-from pipeline.models.base import Anchor, Family, Hints
+from pipeline.models.base import Anchor, Family, Hints, Vocabulary
 
 # fps and size limits of content-part hints (SMG v1.11.0, "Frame Sampling")
 LONG_SIDE_STEP = 28
@@ -64,7 +64,9 @@ class ServedModel(msgspec.Struct, frozen=True):
     feature_tokens: Mapping[Modality, int] = {}
     limits: Mapping[Modality, int] = {}
     limit_source: Mapping[Modality, str] = {}
+    vocabulary: Vocabulary | None = None
     max_context: int | None = None
+    sampling_defaults: Mapping[str, Any] = {}
 
 
 def check_items(model: ServedModel, parts: Sequence[MediaPart], engine_limits: Mapping[Modality, int]) -> None:

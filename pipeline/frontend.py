@@ -1,0 +1,340 @@
+"""The frontend process: the stations put together, two listeners, and an orderly end.
+
+Runs in a child of the supervisor on uvloop.  Everything that waits for the network is here; everything that burns CPU
+is in the pool.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Coroutine
+from ipaddress import ip_address
+from typing import Any
+
+import uvloop
+from aiohttp import web
+from engines.dispatch import Dispatcher, RetryRules
+
+from engines.registry import Registry, RegistryError, RegistrySettings
+from engines.selection import policy_named
+from engines.transport import Transport, TransportSettings, shm_namespace
+from engines.worker import WorkerSpec
+from pipeline.address import MediaHostPolicy
+from pipeline.admission import Bodies, Gate, InflightMedia, Slots
+from pipeline.catalog import Catalog
+from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
+from pipeline.encode import Encoder
+from pipeline.fetch import Fetcher
+from pipeline.intake import Receiver
+from pipeline.jobs import Job, Result
+from pipeline.metrics import Metrics
+from pipeline.prepare import Preparation
+from pipeline.protocols.admin import AdminRoutes
+from pipeline.protocols.chat_route import ChatRoute
+from pipeline.serve import Doorkeeper, Route, application
+from pool.link import FrontendLink
+from pool.pool import Pool
+from pool.segments import SegmentStore
+
+_log = logging.getLogger("mediagate.frontend")
+
+LAG_PERIOD_S = 0.1
+GAUGE_PERIOD_S = 1.0
+READ_BUFFER = 1 << 20  # of one connection: large bodies arrive in few pieces
+
+
+def run(link: FrontendLink, config: Config) -> int:
+    """The frontend's life; returns the gateway's exit code."""
+    return uvloop.run(Frontend(link, config).live())
+
+
+class PortTaken(Exception):
+    """A listener cannot be opened."""
+
+
+class Frontend:
+    """Owns every station; `live` is its whole life."""
+
+    def __init__(self, link: FrontendLink, config: Config) -> None:
+        self._link = link
+        self._config = config
+        self._metrics = Metrics()
+        self._draining = asyncio.Event()
+        self._quitting = asyncio.Event()
+        self._settle = False
+        self._closing = contextlib.AsyncExitStack()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def live(self) -> int:
+        link = self._link
+        link.on_drain(self._on_drain)
+        link.on_quit(self._on_quit)
+        async with self._closing:
+            try:
+                sites = await self._assemble()
+            except PortTaken as error:
+                _log.critical("%s", error)
+                return EXIT_PORT_TAKEN
+            text = self._ready_text()
+            link.ready(text)
+            await self._draining.wait()
+            await self._drain(sites)
+        return EXIT_OK
+
+    # -- putting together
+
+    async def _assemble(self) -> list[web.BaseSite]:
+        config, metrics, link = self._config, self._metrics, self._link
+        pool: Pool[Job, Result] = link.pool()
+        pool.start()
+        self._pool = pool
+        self._closing.push_async_callback(pool.close)
+        self._segments = self._open_segments()
+        transport = self._open_transport()
+        self._catalog = Catalog(config, pool.configure)
+        self._registry = self._open_registry(self._catalog)
+        dispatcher = Dispatcher(
+            self._registry, transport, policy_named(config.workers.policy), _retry_rules(config), metrics
+        )
+        slots = self._slots()
+        bodies = Bodies(config.admission.max_inflight_body_bytes, config.admission.queue_timeout_s, metrics.rejected)
+        self._inflight = InflightMedia(
+            config.media.inflight_max_bytes, config.media.inflight_wait_s, metrics.rejected, self._inflight_changed
+        )
+        fetcher = await self._closing.enter_async_context(self._open_fetcher())
+        receiver = Receiver(config, fetcher, link.inputs, bodies)
+        encoder = Encoder(config, pool, link.outputs, self._segments, transport, self._inflight, receiver, metrics)
+        preparation = Preparation(config, self._registry, receiver, encoder, self._inflight, metrics)
+        self._doorkeeper = Doorkeeper(config, metrics, slots)
+        chat = ChatRoute(
+            config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
+        )
+        admin = AdminRoutes(config, self._registry, self._catalog, bodies, self._unready, lambda: link.has_supervisor)
+        sites = await self._listen(_routes(chat, admin))
+        self._start(self._watch_lag())
+        self._start(self._watch_gauges())
+        for url in config.workers.urls:
+            try:
+                await self._registry.add(WorkerSpec(url=url))
+            except RegistryError as error:
+                _log.error("worker refused url=%s reason=%s", url, error)
+        return sites
+
+    def _open_segments(self) -> SegmentStore:
+        store = SegmentStore(pid=os.getpid(), cap_bytes=self._config.transport.shm_max_bytes)
+        swept = store.sweep()
+        if swept:
+            _log.info("removed segments of gateways that are gone count=%d", swept)
+        self._closing.callback(store.close)
+        return store
+
+    def _open_transport(self) -> Transport:
+        config = self._config.transport
+        settings = TransportSettings(
+            owner_id=f"smg:{os.getpid()}",
+            mode=config.mode,
+            shm_min_bytes=config.shm_min_bytes,
+            namespace=shm_namespace(),
+            writable=self._segments.writable,
+        )
+        _log.info(
+            "Multimodal tensor transport configured mode=%s shm_min_bytes=%d dev_writable=%s",
+            config.mode,
+            config.shm_min_bytes,
+            str(self._segments.writable).lower(),
+        )
+        transport = Transport(settings, self._segments, self._metrics)
+        self._closing.callback(transport.close)
+        return transport
+
+    def _open_registry(self, catalog: Catalog) -> Registry:
+        workers = self._config.workers
+        settings = RegistrySettings(
+            startup_timeout_s=workers.startup_timeout_s,
+            startup_check_interval_s=workers.startup_check_interval_s,
+            drain_settle_s=self._config.server.drain_settle_s,
+            drain_grace_s=self._config.server.shutdown_grace_s,
+            health_interval_s=workers.health_interval_s,
+            health_timeout_s=workers.health_timeout_s,
+            health_failure_threshold=workers.failure_threshold,
+            health_success_threshold=workers.success_threshold,
+            disable_health_check=not workers.health_enabled,
+        )
+        registry = Registry(settings, self._metrics, prepare=catalog.load)
+        self._closing.push_async_callback(registry.close)
+        return registry
+
+    def _open_fetcher(self) -> Fetcher:
+        media = self._config.media
+        policy = MediaHostPolicy(
+            allow_private=media.allow_private_hosts,
+            listening_on_loopback=ip_address(self._config.server.host).is_loopback,
+            allowed_domains=frozenset(media.allowed_domains) if media.allowed_domains is not None else None,
+        )
+        _log.info("media fetch policy for router-side processing %s", policy.describe())
+        return Fetcher(policy, max_fetches=media.max_fetches)
+
+    def _slots(self) -> Slots:
+        admission = self._config.admission
+        return Slots(
+            admission.max_concurrent_requests or None,
+            admission.queue_size,
+            admission.queue_timeout_s,
+            self._metrics.rejected,
+            lambda gate: self._metrics.admission(gate.held, gate.waiters),
+        )
+
+    def _inflight_changed(self, gate: Gate) -> None:
+        self._metrics.inflight_media(gate.held, gate.waiting, gate.limit)
+
+    # -- listening
+
+    async def _listen(self, routes: list[Route]) -> list[web.BaseSite]:
+        config = self._config
+        app = application(config, self._doorkeeper, routes)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,
+            read_bufsize=READ_BUFFER,
+            shutdown_timeout=0.0,
+        )
+        metrics_runner = web.AppRunner(_metrics_app(self._metrics), access_log=None, handle_signals=False)
+        sites: list[web.BaseSite] = []
+        for one, host, port in (
+            (metrics_runner, config.metrics.host, config.metrics.port),
+            (runner, config.server.host, config.server.port),
+        ):
+            await one.setup()
+            self._closing.push_async_callback(one.cleanup)
+            site = web.TCPSite(one, host, port, backlog=1024)
+            try:
+                await site.start()
+            except OSError as error:
+                raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+            sites.append(site)
+        return sites[1:]
+
+    def _ready_text(self) -> str:
+        config = self._config
+        urls = ", ".join(config.workers.urls) or "none yet (POST /workers adds one, --demo brings one)"
+        text = (
+            f"listening on http://{_bracketed(config.server.host)}:{config.server.port} engines: {urls} "
+            f"pool: {config.pool.processes} processes transport: {config.transport.mode}"
+        )
+        _log.info("%s (Ctrl-C to stop)", text)
+        return text
+
+    # -- what it tells about itself
+
+    def _unready(self) -> str | None:
+        if self._draining.is_set():
+            return "draining"
+        if not self._pool.processes_alive:
+            return "no pool process"
+        if not any(worker.is_healthy for worker in self._registry.workers):
+            return "insufficient healthy workers"
+        return None
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._closing.callback(task.cancel)
+
+    async def _watch_lag(self) -> None:
+        """A timer that measures its own lateness: the figure that shows whether anything blocks the loop."""
+        while True:
+            begun = time.perf_counter()
+            await asyncio.sleep(LAG_PERIOD_S)
+            self._metrics.loop_lag(max(0.0, time.perf_counter() - begun - LAG_PERIOD_S))
+
+    async def _watch_gauges(self) -> None:
+        seen = 0
+        while True:
+            pool, metrics = self._pool, self._metrics
+            metrics.pool(pool.busy, pool.queued, pool.processes_alive)
+            deaths = pool.statistics.deaths
+            for _ in range(deaths - seen):
+                metrics.pool_restarted("died")
+            seen = deaths
+            for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
+                metrics.ring(name, arena.used, arena.size)
+            await asyncio.sleep(GAUGE_PERIOD_S)
+
+    # -- the end
+
+    def _on_drain(self, settle: bool) -> None:
+        self._settle = settle
+        self._draining.set()
+
+    def _on_quit(self) -> None:
+        self._quitting.set()
+        self._draining.set()
+
+    async def _drain(self, sites: list[web.BaseSite]) -> None:
+        """Unready at once; the listener stays for the settle time; running requests end within the grace."""
+        server = self._config.server
+        if self._settle and server.drain_settle_s:
+            _log.info("draining: listening %g s longer for balancers to notice", server.drain_settle_s)
+            await self._or_quit(server.drain_settle_s, lambda: False)
+        for site in sites:
+            await site.stop()
+        if self._doorkeeper.inflight:
+            _log.info(
+                "draining: waiting for %d requests, at most %g s", self._doorkeeper.inflight, server.shutdown_grace_s
+            )
+        await self._or_quit(server.shutdown_grace_s, lambda: self._doorkeeper.inflight == 0)
+        if self._doorkeeper.inflight:
+            _log.warning("ending with %d requests unfinished", self._doorkeeper.inflight)
+
+    async def _or_quit(self, seconds: float, done: Any) -> None:
+        deadline = time.monotonic() + seconds
+        while not done() and not self._quitting.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quitting.wait(), min(left, 0.05))
+
+
+def _retry_rules(config: Config) -> RetryRules:
+    workers = config.workers
+    return RetryRules(
+        attempts=workers.retry_attempts,
+        initial_backoff_s=workers.retry_initial_backoff_s,
+        max_backoff_s=workers.retry_max_backoff_s,
+        multiplier=workers.retry_backoff_multiplier,
+        jitter=workers.retry_jitter,
+    )
+
+
+def _routes(chat: ChatRoute, admin: AdminRoutes) -> list[Route]:
+    return [
+        Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
+        Route("GET", "/v1/models", admin.models, guarded=False),
+        Route("GET", "/health", admin.health, guarded=False),
+        Route("GET", "/liveness", admin.liveness, guarded=False),
+        Route("GET", "/readiness", admin.readiness, guarded=False),
+        Route("GET", "/workers", admin.list_workers),
+        Route("POST", "/workers", admin.add_worker),
+        Route("GET", "/workers/{id}", admin.get_worker),
+        Route("DELETE", "/workers/{id}", admin.remove_worker),
+    ]
+
+
+def _metrics_app(metrics: Metrics) -> web.Application:
+    async def scrape(request: web.Request) -> web.Response:
+        content_type, body = metrics.render()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.router.add_get("/metrics", scrape)
+    return app
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,146 @@
+"""One request, in one direction: the steps from a MediaPlan to what an engine is sent.
+
+Each step is a line of `Preparation.run`; each lives in the module it is named after.  What a step takes is in the
+ticket's custody from that moment on, so a step that fails has nothing to clean up.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from engines.base import EngineRequest, MediaBatch, Modality
+from engines.registry import Registry
+from engines.worker import Worker
+from pipeline.admission import InflightMedia
+from pipeline.config import Config
+from pipeline.encode import Encoder, Look, batches
+from pipeline.errors import GatewayError
+from pipeline.intake import Receiver
+from pipeline.metrics import Metrics
+from pipeline.plan import MediaPlan, ServedModel, check_hints, check_items, check_length
+from pipeline.prompt import Expanded, check_anchors, expand
+from pipeline.ticket import Ticket
+
+
+class Preparation:
+    """The steps, with the stations they need."""
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        receiver: Receiver,
+        encoder: Encoder,
+        inflight: InflightMedia,
+        metrics: Metrics,
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._receiver = receiver
+        self._encoder = encoder
+        self._inflight = inflight
+        self._metrics = metrics
+
+    async def run(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> EngineRequest:
+        """Raises GatewayError with the code of the step that failed, in the order of SMG's checks."""
+        candidates = self._candidates(model)
+        check_items(model, plan.parts, _engine_limits(candidates))
+        _check_vision(plan, candidates)
+
+        text, ids = await self._prompt(model, plan)
+        if not plan.parts:
+            check_length(model, len(ids))
+            return self._request(model, plan, text, ids, (), ticket)
+
+        check_hints(plan.parts)
+        mode, reason = self._place(model, plan)
+        self._metrics.mm_processing(model.model, mode, reason)
+
+        intake = await self._receiver.take_in(plan.parts, ticket)
+        looks = await self._encoder.inspect(model, intake, ticket)
+
+        positions = {position: look for look in looks for position in look.item.positions}
+        in_order = [positions[position] for position in range(len(plan.parts))]
+        expanded = _expand(model, ids, in_order)
+        check_length(model, len(expanded.ids))
+
+        form = candidates[0].form(self._config.transport.vllm_dtype)
+        pixels = await self._encoder.encode(model, intake, looks, form, candidates, ticket)
+        ticket.inputs.close()
+        request = self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
+
+        with ticket.stage("admit"):
+            ticket.custody.keep((await self._inflight.enter(request.media_bytes)).release)
+        ticket.tensor_bytes = request.media_bytes
+        return request
+
+    def _candidates(self, model: ServedModel) -> list[Worker]:
+        """Workers that may get the request: the healthy ones, else all, so that a health flap does not move a limit."""
+        found = self._registry.workers_of(model.model) or self._registry.workers_of(model.model, healthy_only=False)
+        if not found:
+            raise GatewayError("model_not_found", f"No worker available for model '{model.model}'")
+        return found
+
+    async def _prompt(self, model: ServedModel, plan: MediaPlan) -> tuple[str, list[int]]:
+        text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables)
+        ids = await model.bundle.tokenizer.encode(text)
+        counts = dict.fromkeys(model.anchors, 0)
+        for part in plan.parts:
+            counts[part.modality] += 1
+        check_anchors(ids, {modality: (model.anchors[modality], count) for modality, count in counts.items()})
+        return text, ids
+
+    def _place(self, model: ServedModel, plan: MediaPlan) -> tuple[str, str]:
+        """Where the media are processed.  This version has only the router; the reason is what SMG counts for it."""
+        if self._config.media.processing == "router":
+            return "router", "config"
+        if any(part.hints.fps or part.hints.max_long_side for part in plan.parts):
+            return "router", "plan_not_forwardable"
+        return "router", "auto_mixed"
+
+    def _request(
+        self,
+        model: ServedModel,
+        plan: MediaPlan,
+        text: str,
+        ids: list[int],
+        media: tuple[MediaBatch, ...],
+        ticket: Ticket,
+    ) -> EngineRequest:
+        ticket.prompt_tokens = len(ids)
+        return EngineRequest(
+            request_id=ticket.request_id,
+            model=model.model,
+            input_ids=ids,
+            original_text=text,
+            sampling=plan.sampling,
+            stream=plan.stream,
+            media=media,
+        )
+
+
+def _expand(model: ServedModel, ids: Sequence[int], looks: Sequence[Look]) -> Expanded:
+    """Every anchor replaced by its item's run; `looks` in prompt order."""
+    family, vocabulary = model.family, model.vocabulary
+    assert family is not None and vocabulary is not None
+    anchors = [model.anchors[look.item.modality].token_id for look in looks]
+    config = model.bundle.config
+    replacements = [family.replacement(config, vocabulary, look.item.modality, look.measured) for look in looks]
+    return expand(ids, anchors, replacements)
+
+
+def _engine_limits(candidates: Sequence[Worker]) -> Mapping[Modality, int]:
+    """The most items every candidate takes: the smallest of what they advertise."""
+    found: dict[Modality, int] = {}
+    for worker in candidates:
+        for modality, limit in worker.item_limits.items():
+            found[modality] = min(limit, found.get(modality, limit))
+    return found
+
+
+def _check_vision(plan: MediaPlan, candidates: Sequence[Worker]) -> None:
+    """Media for which no worker of the model has an eye are refused before any fetch."""
+    for part in plan.parts:
+        if candidates and not any(worker.accepts(part.modality) for worker in candidates):
+            raise GatewayError(
+                "multimodal_not_supported",
+                f"backend {candidates[0].runtime} does not support {part.modality.value} inputs for model {plan.model}",
+            )

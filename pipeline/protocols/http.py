@@ -1,0 +1,100 @@
+"""Bodies in and event streams out: what every route with media or tokens needs of HTTP."""
+
+import asyncio
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from pipeline.admission import Bodies, Grant
+from pipeline.errors import GatewayError
+
+LAST_WRITE_S = 10.0
+
+
+async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[bytearray, Grant]:
+    """The whole body, its bytes counted as they arrive; at most `limit`.  The grant is the caller's to release."""
+    length = request.content_length
+    if length is not None and length > limit:
+        raise GatewayError(
+            "request_body_too_large", f"the request body has {length} bytes, more than the limit of {limit}"
+        )
+    grant = await bodies.enter(length)
+    body = bytearray()
+    try:
+        while piece := await request.content.readany():
+            body += piece
+            if len(body) > limit:
+                raise GatewayError(
+                    "request_body_too_large", f"the request body is longer than the limit of {limit} bytes"
+                )
+            bodies.grow(grant, len(body))
+    except BaseException:
+        grant.release()
+        raise
+    return body, grant
+
+
+class EventStream:
+    """A `text/event-stream` answer; while the engine is silent, a comment keeps proxies from closing it."""
+
+    KEEPALIVE = b": ping\n\n"
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str], keepalive_s: float) -> None:
+        self._request = request
+        self._keepalive_s = keepalive_s
+        self._idle: asyncio.TimerHandle | None = None
+        self._pinging: set[asyncio.Task[None]] = set()
+        self.response = web.StreamResponse(headers=headers)
+        self.response.content_type = "text/event-stream"
+        self.response.charset = "utf-8"
+        self.response.headers["Cache-Control"] = "no-cache"
+
+    async def __aenter__(self) -> "EventStream":
+        await self.response.prepare(self._request)
+        self._rearm()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._disarm()
+        for task in self._pinging:
+            task.cancel()
+
+    async def data(self, payload: bytes) -> None:
+        self._disarm()
+        await self.response.write(b"data: " + payload + b"\n\n")
+        self._rearm()
+
+    async def finish(self, *last: bytes) -> None:
+        """The last events and the end of the body; a client that does not read them is cut off after a while."""
+        try:
+            async with asyncio.timeout(LAST_WRITE_S):
+                for payload in last:
+                    await self.data(payload)
+                self._disarm()
+                await self.response.write_eof()
+        except TimeoutError:
+            transport = self._request.transport
+            if transport is not None:
+                transport.abort()
+
+    def _rearm(self) -> None:
+        self._disarm()
+        if self._keepalive_s > 0:
+            self._idle = asyncio.get_running_loop().call_later(self._keepalive_s, self._ping)
+
+    def _disarm(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _ping(self) -> None:
+        task = asyncio.ensure_future(self._send_ping())
+        self._pinging.add(task)
+        task.add_done_callback(self._pinging.discard)
+
+    async def _send_ping(self) -> None:
+        try:
+            await self.response.write(self.KEEPALIVE)
+        except (ConnectionError, RuntimeError):
+            return  # the client is gone: the handler is being cancelled
+        self._rearm()

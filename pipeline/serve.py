@@ -1,0 +1,189 @@
+"""The HTTP surface: routes, request ids, authentication, bodies, error answers, access lines, drain.
+
+A handler gets the aiohttp request and a Ticket; whatever it raises becomes one answer here.  No API's shape is known
+here except the error body.
+"""
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from pipeline.admission import Slots
+from pipeline.config import Config
+from pipeline.errors import GatewayError
+from pipeline.logs import access_line
+from pipeline.metrics import Metrics
+from pipeline.protocols.parts import as_json
+from pipeline.ticket import Ticket, new_id
+
+_log = logging.getLogger("mediagate.http")
+
+Handler = Callable[[web.Request, Ticket], Awaitable[web.StreamResponse]]
+
+_PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
+
+
+class Route:
+    """One route: `path` is the template seen in metrics; `prefix` starts the ids it makes; `guarded` asks for the
+    API key.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        prefix: str = "req-",
+        guarded: bool = True,
+        admitted: bool = False,
+    ):
+        self.method = method
+        self.path = path
+        self.handler = handler
+        self.prefix = prefix
+        self.guarded = guarded
+        self.admitted = admitted
+
+
+class Doorkeeper:
+    """What every request meets before and after its handler."""
+
+    def __init__(self, config: Config, metrics: Metrics, slots: Slots) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._slots = slots
+        self.inflight = 0
+
+    def request_id(self, request: web.Request, prefix: str) -> str:
+        """The client's id when it is 1 to 128 visible ASCII characters, else a new one."""
+        for name in self._config.server.request_id_headers:
+            given = request.headers.get(name)
+            if given and len(given) <= 128 and all(0x21 <= ord(letter) <= 0x7E for letter in given):
+                return given
+        return new_id(prefix)
+
+    def check_key(self, request: web.Request) -> None:
+        key = self._config.server.api_key
+        if key is None:
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+            raise GatewayError("invalid_api_key", "Incorrect API key provided.")
+
+    def wrap(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            ticket = Ticket(self.request_id(request, route.prefix), route.path)
+            ticket.outside = any(name in request.headers for name in _PROXY_HEADERS)
+            request["ticket"] = ticket
+            self._metrics.http_started(route.path)
+            self.inflight += 1
+            status, code = 499, "client_closed_request"
+            try:
+                response = await self._handle(route, request, ticket)
+                status, code = response.status, ticket.code
+                return response
+            finally:
+                self.inflight -= 1
+                ticket.custody.close()
+                self._metrics.http_finished(request.method, route.path, status, code, ticket.elapsed_s)
+                if route.admitted:
+                    access_line(ticket, status, code)
+
+        return answer
+
+    async def _handle(self, route: Route, request: web.Request, ticket: Ticket) -> web.StreamResponse:
+        try:
+            if route.guarded:
+                self.check_key(request)
+            if route.admitted:
+                with ticket.stage("admit"):
+                    ticket.custody.keep((await self._slots.enter()).release)
+            return self._dress(await route.handler(request, ticket), ticket)
+        except GatewayError as error:
+            return self._refuse(error, ticket)
+        except Exception:
+            _log.exception("request failed id=%s route=%s", ticket.request_id, route.path)
+            return self._refuse(GatewayError("internal_error", "the gateway failed on this request"), ticket)
+
+    def _refuse(self, error: GatewayError, ticket: Ticket) -> web.StreamResponse:
+        ticket.code = error.code
+        response = error_response(error)
+        return self._dress(response, ticket)
+
+    def _dress(self, response: web.StreamResponse, ticket: Ticket) -> web.StreamResponse:
+        if not response.prepared:
+            response.headers.update(self.reply_headers(ticket))
+        return response
+
+    def reply_headers(self, ticket: Ticket) -> CIMultiDict[str]:
+        headers = CIMultiDict({"x-request-id": ticket.request_id})
+        if self._config.server.server_timing and ticket.stages:
+            headers["Server-Timing"] = ticket.server_timing()
+        return headers
+
+
+def error_response(error: GatewayError) -> web.Response:
+    return web.Response(
+        status=error.status, body=as_json(error.body()), headers=error.headers, content_type="application/json"
+    )
+
+
+@web.middleware
+async def foreign_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Unknown paths and wrong methods in our own words."""
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        ours = GatewayError("method_not_allowed", f"Method {request.method} is not allowed for {request.path[:200]}")
+        response = error_response(ours)
+        response.headers["Allow"] = ",".join(sorted(error.allowed_methods))
+        return response
+    except web.HTTPNotFound:
+        return error_response(GatewayError("unknown_url", f"Invalid URL ({request.method} {request.path[:200]})"))
+
+
+def cors_middleware(origins: tuple[str, ...]) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Answers preflights and marks replies for browsers of the allowed origins."""
+
+    def allowed(request: web.Request) -> str | None:
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return None
+        return "*" if "*" in origins else origin if origin in origins else None
+
+    @web.middleware
+    async def cors(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        origin = allowed(request)
+        preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        response = web.Response() if preflight else await handler(request)
+        if origin is not None and not response.prepared:
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "x-request-id, x-smg-error-code, server-timing"
+            response.headers["Vary"] = "Origin"
+            if preflight:
+                response.headers["Access-Control-Allow-Methods"] = "GET,POST,PATCH,DELETE,OPTIONS"
+                response.headers["Access-Control-Allow-Headers"] = (
+                    "content-type, authorization, anthropic-version, anthropic-beta"
+                )
+                response.headers["Access-Control-Max-Age"] = "3600"
+        return response
+
+    return cors
+
+
+def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> web.Application:
+    middlewares = [foreign_errors]
+    if config.server.cors_allowed_origins:
+        middlewares.insert(0, cors_middleware(config.server.cors_allowed_origins))
+    app = web.Application(middlewares=middlewares, client_max_size=config.server.max_payload_bytes)
+    for route in routes:
+        app.router.add_route(route.method, route.path, doorkeeper.wrap(route))
+    return app

@@ -1,0 +1,90 @@
+"""One request's companion: its id, where its time went, what it holds.
+
+Everything a request takes (a slot, budget bytes, spans, a segment) is put into its custody at the moment it is taken,
+and comes back exactly once when custody ends, whichever way the request ends.  Nothing here waits.
+"""
+
+import logging
+import secrets
+import string
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+_ALPHABET = string.ascii_letters + string.digits
+_log = logging.getLogger("mediagate.ticket")
+
+STAGES = ("admit", "fetch", "decode", "preprocess", "send", "engine")
+
+
+def new_id(prefix: str) -> str:
+    """`prefix` and 24 random letters or digits."""
+    return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(24))
+
+
+class Custody:
+    """What must be given back, in reverse order of taking.  Closing twice is harmless; a fault in one release does
+    not stop the rest.
+    """
+
+    def __init__(self) -> None:
+        self._releases: list[Callable[[], object]] = []
+
+    def keep(self, release: Callable[[], object]) -> None:
+        self._releases.append(release)
+
+    def close(self) -> None:
+        while self._releases:
+            release = self._releases.pop()
+            try:
+                release()
+            except Exception:
+                _log.exception("giving back failed")
+
+
+class Ticket:
+    """`stages`: seconds by stage; decode and preprocess are sums over the request's items, which run in parallel."""
+
+    def __init__(self, request_id: str, route: str) -> None:
+        self.request_id = request_id
+        self.route = route
+        self.started = time.perf_counter()
+        self.stages: dict[str, float] = {}
+        self.custody = Custody()
+        self.inputs = Custody()  # encoded media: until no encode job can need them any more
+        self.media = Custody()  # tensors: until no engine and no socket reads them any more
+        self.media_consumed = False  # an engine answered after reading them: their segment may be used again
+        self.custody.keep(self.media.close)
+        self.custody.keep(self.inputs.close)
+        self.model = ""
+        self.items = 0
+        self.media_bytes = 0
+        self.tensor_bytes = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.worker = ""
+        self.code = ""
+        self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started
+
+    def add(self, stage: str, seconds: float) -> None:
+        self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - begun)
+
+    def server_timing(self) -> str:
+        """The `Server-Timing` header: milliseconds by stage, and the total so far."""
+        rows = [f"{name};dur={self.stages[name] * 1e3:.1f}" for name in STAGES if name in self.stages]
+        return ", ".join([*rows, f"total;dur={self.elapsed_s * 1e3:.1f}"])
+
+    def stage_ms(self) -> Mapping[str, float]:
+        return {f"{name}_ms": round(seconds * 1e3, 1) for name, seconds in self.stages.items()}
