@@ -1,14 +1,25 @@
 """The work a pool process does for one picture, clip or sound: typed jobs in, typed results out.
 
-Two jobs make one picture.  `Inspect` turns what the client sent into plain bytes (base64 decoded in place), hashes them and reads
-the header: from its `Inspected` the frontend knows the tensor's size and reserves the outputs of the whole request together.
-`Encode` decodes, resizes and lays out patches straight into the sink.  Decoded frames never leave the process.
+Two jobs make one picture.  `Inspect` turns what the client sent into plain bytes (base64 decoded in place), hashes them
+and reads the header: from its `Inspected` the frontend knows the tensor's size and reserves the outputs of the whole
+request together. `Encode` decodes, resizes and lays out patches straight into the sink.  Decoded frames never leave the
+process.
 """
 
-import msgspec
+import math
+import time
+from typing import Any, Protocol
 
-from engines.base import Form, Modality
-from pipeline.models.base import Hints, Measured
+import blake3
+import msgspec
+import numpy as np
+
+from engines.base import ITEM_BYTES, Form, Modality
+from pipeline import allocator, models
+from pipeline.media import image
+from pipeline.media.base64text import decode_base64
+from pipeline.models.base import Family, Hints, Measured, MediaError
+from pool.process import JobError
 from pool.spans import Span
 
 
@@ -45,7 +56,9 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
 
 
 class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
-    """`nbytes`: length of the plain bytes.  `height`, `width`: after orientation and the long-side cap; `frames`: of a clip."""
+    """`nbytes`: length of the plain bytes.  `height`, `width`: after orientation and the long-side cap; `frames`: of
+    a clip.
+    """
 
     nbytes: int
     content_hash: str
@@ -58,7 +71,9 @@ class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
-    """Make one item's primary tensor.  `model`: key of a configured model; `sinks`: the first is written, the rest copied from it."""
+    """Make one item's primary tensor.  `model`: key of a configured model; `sinks`: the first is written, the rest
+    copied from it.
+    """
 
     item: int
     model: int
@@ -79,7 +94,9 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
-    """Payload of a *configure* message: which family serves the model, and its settings as JSON of the family's own struct."""
+    """Payload of a *configure* message: which family serves the model, and its settings as JSON of the family's own
+    struct.
+    """
 
     family: str
     settings: msgspec.Raw
@@ -87,3 +104,115 @@ class ModelSettings(msgspec.Struct, frozen=True):
 
 Job = Inspect | Encode
 Result = Inspected | Encoded
+
+
+class Bench(Protocol):
+    """What of the pool's bench the work uses."""
+
+    def span(self, span: Span) -> memoryview: ...
+
+    def file(self, name: str, nbytes: int) -> memoryview: ...
+
+
+class MediaWorkshop:
+    """Runs the jobs in a pool process.  Pictures today; a job for another modality is refused."""
+
+    job_type: Any = Job
+    result_type: Any = Result
+
+    def __init__(self) -> None:
+        self._models: dict[int, tuple[Family, msgspec.Struct]] = {}
+
+    def preload(self) -> None:
+        """In the supervisor, before the first fork: what every process needs is then shared memory of all."""
+        models.discover()
+        image.preload()
+
+    def prepare(self) -> None:
+        allocator.keep_pages()
+
+    def configure(self, key: int, payload: bytes) -> None:
+        """`payload`: ModelSettings as JSON."""
+        described = msgspec.json.decode(payload, type=ModelSettings)
+        family = models.by_name(described.family)
+        self._models[key] = family, msgspec.json.decode(described.settings, type=family.settings_type)
+
+    def run(self, job: Inspect | Encode, bench: Bench) -> Inspected | Encoded:
+        """Raises JobError for what the client sent."""
+        try:
+            if job.modality is not Modality.IMAGE:
+                raise MediaError(f"{job.modality.value} is not decoded here")
+            if isinstance(job, Inspect):
+                return _inspect(job, bench)
+            return self._encode(job, bench)
+        except MediaError as error:
+            raise JobError(str(error)) from error
+
+    def _encode(self, job: Encode, bench: Bench) -> Encoded:
+        family, settings = self._models[job.model]
+        began = time.perf_counter()
+        picture = image.decode(bench.span(job.source)[: job.nbytes], job.hints)
+        decoded = time.perf_counter()
+        nbytes = math.prod(job.measured.primary_shape) * ITEM_BYTES[job.form.dtype]
+        first, *others = (_sink(sink, nbytes, bench) for sink in job.sinks)
+        out = np.frombuffer(first, np.uint8)
+        family.encode(settings, job.modality, picture, job.measured, job.form, out)
+        for other in others:
+            other[:] = first
+        encoded = time.perf_counter()
+        pixels = picture.width * picture.height
+        del picture
+        if pixels > _LARGE_PICTURE:
+            allocator.trim()
+        return Encoded(decode_s=decoded - began, preprocess_s=encoded - decoded)
+
+
+# Pictures above this leave more free memory behind than a process keeps (about 10 bytes a pixel while it works).
+_LARGE_PICTURE = allocator.KEPT_BYTES // 10
+
+
+def _inspect(job: Inspect, bench: Bench) -> Inspected:
+    span = bench.span(job.source)
+    data: memoryview | bytes = decode_base64(span, job.max_input_bytes) if job.base64 else span
+    nbytes = len(data)
+    if nbytes > job.max_input_bytes:
+        kind = job.modality.value
+        raise MediaError(
+            f"{kind} input payload of {nbytes} bytes exceeds the maximum size of {job.max_input_bytes} bytes"
+        )
+    header = image.inspect(memoryview(data), job.hints)
+    found = Inspected(
+        nbytes=nbytes,
+        content_hash=content_hash(data, job.hints),
+        height=header.height,
+        width=header.width,
+        frames=1,
+        stored_height=header.stored_height,
+        stored_width=header.stored_width,
+        format=header.format,
+    )
+    if job.base64:  # last of all: when the codec kills this process, the job is run again and needs its text
+        span[:nbytes] = data
+    return found
+
+
+def content_hash(data: memoryview | bytes, hints: Hints) -> str:
+    """64 hex characters of BLAKE3: of the bytes, or with a long-side cap of the tagged bytes (SMG 1.11's recipe).
+
+    Tagged: the tag, the length as 8 little-endian bytes, the bytes, the cap as 4 little-endian bytes.
+    """
+    if hints.max_long_side is None:
+        return blake3.blake3(data).hexdigest()
+    tagged = blake3.blake3(b"smg.media.params.v1" + len(data).to_bytes(8, "little"))
+    return tagged.update(data).update(hints.max_long_side.to_bytes(4, "little")).hexdigest()
+
+
+def _sink(sink: Sink, nbytes: int, bench: Bench) -> memoryview:
+    """The `nbytes` bytes of a sink, writable.  ValueError when it has another length: a mistake of the gateway."""
+    if isinstance(sink, SpanSink):
+        view = bench.span(sink.span)
+    else:
+        view = bench.file(sink.name, sink.file_bytes)[sink.offset : sink.offset + sink.nbytes]
+    if len(view) != nbytes:
+        raise ValueError(f"a sink of {len(view)} bytes for a tensor of {nbytes}")
+    return view

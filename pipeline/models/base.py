@@ -1,8 +1,9 @@
 """What a model family is: everything the gateway must know to serve its media stands in one class.
 
-A family is one file in this folder with one subclass of `Family`.  The methods are pure: settings and numbers in, numbers and
-arrays out; they run in the frontend (`settings`, `measure`, `replacement`) and in pool processes (`encode`), on the same code.
-Sizes are always height, width.  Errors: `MediaError` for what a client sent, `FamilyError` for what a checkpoint lacks.
+A family is one file in this folder with one subclass of `Family`.  The methods are pure: settings and numbers in,
+numbers and arrays out; they run in the frontend (`settings`, `measure`, `replacement`) and in pool processes
+(`encode`), on the same code. Sizes are always height, width.  Errors: `MediaError` for what a client sent,
+`FamilyError` for what a checkpoint lacks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,15 @@ from engines.base import Form, Layout, Modality
 
 
 class MediaError(Exception):
-    """A media item cannot be used: undecodable, too large, outside the family's rules.  The message is for the client."""
+    """A media item cannot be used: undecodable, too large, outside the family's rules.  The message is for the
+    client.
+    """
 
 
 class FamilyError(Exception):
-    """The checkpoint lacks what the family needs (an anchor token, a configuration value).  The message is for the client."""
+    """The checkpoint lacks what the family needs (an anchor token, a configuration value).  The message is for the
+    client.
+    """
 
 
 class BundleConfig(msgspec.Struct, frozen=True):
@@ -76,8 +81,9 @@ class SideTensor(msgspec.Struct, frozen=True):
 class Measured(msgspec.Struct, frozen=True):
     """The shape of one item's tensors, known before any pixel is decoded.
 
-    `primary_shape`: this item's rows of the primary tensor.  `feature_tokens`: embeddings the encoder will return for it.
-    `resized`: height, width handed to the patch layout.  `side`: this item's rows of every side tensor, in wire order.
+    `primary_shape`: this item's rows of the primary tensor.  `feature_tokens`: embeddings the encoder will return for
+    it. `resized`: height, width handed to the patch layout.  `side`: this item's rows of every side tensor, in wire
+    order.
     """
 
     primary_shape: tuple[int, ...]
@@ -89,8 +95,8 @@ class Measured(msgspec.Struct, frozen=True):
 class Replacement(msgspec.Struct, frozen=True):
     """What stands in the prompt instead of one anchor.
 
-    `features`: (offset, length) of each run that receives embeddings, relative to the replacement.  `prefix`: tokens before the
-    anchor, rendered by the template, that belong to the structural range.
+    `features`: (offset, length) of each run that receives embeddings, relative to the replacement.  `prefix`: tokens
+    before the anchor, rendered by the template, that belong to the structural range.
     """
 
     token_ids: Sequence[int]
@@ -102,17 +108,21 @@ class Family:
     """One model family.  Subclasses set the class attributes and implement the methods that raise here."""
 
     name: ClassVar[str]  # appears in errors, metrics and /v1/models
-    model_types: ClassVar[frozenset[str]]  # exact values of config.json's top-level model_type; unique over all families
-    name_patterns: ClassVar[tuple[tuple[str, ...], ...]] = ()  # a pattern matches when the lower-cased model name holds all its words
+    # exact values of config.json's top-level model_type; unique over all families
+    model_types: ClassVar[frozenset[str]]
+    # a pattern matches when the lower-cased model name holds all its words
+    name_patterns: ClassVar[tuple[tuple[str, ...], ...]] = ()
     limits: ClassVar[Mapping[Modality, int]]  # most items of one request
     worker_side: ClassVar[frozenset[Modality]] = frozenset()  # what vLLM may expand itself
+    settings_type: ClassVar[type[msgspec.Struct]]  # what `settings` returns: pool processes decode it from JSON
 
     def modalities(self, bundle: BundleConfig) -> frozenset[Modality]:
         """What this checkpoint takes: `limits` less what its configuration lacks."""
         return frozenset(self.limits)
 
     def settings(self, bundle: BundleConfig) -> msgspec.Struct:
-        """The family's own frozen settings from the bundle: they are sent to pool processes and fingerprint the pixel cache.
+        """The family's own frozen settings from the bundle: they are sent to pool processes and fingerprint the pixel
+        cache.
 
         Raises FamilyError for a value that cannot be used.
         """
@@ -133,10 +143,11 @@ class Family:
     def encode(
         self, settings: Any, modality: Modality, frames: Any, measured: Measured, form: Form, out: NDArray[np.uint8]
     ) -> None:
-        """Write one item's primary tensor into `out` (uint8, flat, exactly its bytes; C order, little endian, `form.dtype`).
+        """Write one item's primary tensor into `out` (uint8, flat, exactly its bytes; C order, little endian,
+        `form.dtype`).
 
-        `frames`: for a picture the PIL image in mode RGB, oriented, in the size `measure` was told.  Every byte of `out` is written
-        exactly once; nothing of that size is allocated.
+        `frames`: for a picture the PIL image in mode RGB, oriented, in the size `measure` was told.  Every byte of
+        `out` is written exactly once; nothing of that size is allocated.
         """
         raise NotImplementedError
 

@@ -1,0 +1,115 @@
+"""What can be read from a picture's bytes without its decoder: the format, WebP's canvas, PNG metadata behind the
+pixels.
+
+Pillow's plugins tell the rest from the header (`image.py` asks them).  These three they would tell too late: a WebP
+canvas is allocated twice by opening the file, and a PNG orientation behind the pixels is seen only after decoding them.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),  # BigTIFF
+    (b"MM\0+", "TIFF"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+)
+
+# Formats clients do send and this gateway does not read: named in the refusal.
+_HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
+
+_PNG_METADATA = frozenset({b"eXIf", b"tEXt", b"zTXt", b"iTXt"})
+
+
+def sniff(data: memoryview) -> str | None:
+    """Pillow's name of the format, from the first bytes; None for what is not read here."""
+    start = bytes(data[:16])
+    for signature, name in _SIGNATURES:
+        if start.startswith(signature):
+            return name
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WEBP"
+    if start[4:12] in (b"ftypavif", b"ftypavis"):
+        return "AVIF"
+    return None
+
+
+def name_foreign(data: memoryview) -> str:
+    """What the bytes seem to be when `sniff` does not know them, in words for the client."""
+    start = bytes(data[:256]).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not start:
+        return "there are no bytes"
+    if start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS:
+        return "HEIC is not supported"
+    if start[:4] == b"%PDF":
+        return "PDF is not a picture"
+    if start[:2] == b"\x1f\x8b":
+        return "gzip-compressed data is not a picture"
+    lowered = start[:256].lower()
+    if b"<svg" in lowered:
+        return "SVG is not a raster picture"
+    if lowered.startswith((b"<!doctype html", b"<html")):
+        return "this is an HTML page"
+    return "the format is not known"
+
+
+def webp_canvas(data: memoryview) -> tuple[int, int] | None:
+    """Height and width of a WebP file's canvas; None when the header does not tell."""
+    if len(data) < 30:
+        return None
+    kind, body = bytes(data[12:16]), bytes(data[20:30])
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(body[7:10], "little"), 1 + int.from_bytes(body[4:7], "little")
+    if kind == b"VP8L" and body[0] == 0x2F:
+        sides = int.from_bytes(body[1:5], "little")
+        return 1 + (sides >> 14 & 0x3FFF), 1 + (sides & 0x3FFF)
+    if kind == b"VP8 " and body[3:6] == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", body, 6)
+        return height & 0x3FFF, width & 0x3FFF
+    return None
+
+
+def _png_chunks(data: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    position = 8
+    while position + 12 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, position)
+        end = position + 8 + length
+        if end + 4 > len(data):
+            return
+        yield name, data[position + 8 : end]
+        position = end + 4
+
+
+def png_with_late_metadata(data: memoryview) -> bytes | None:
+    """A PNG of the same header and metadata but no pixels, when `data` has metadata behind its pixels; else None.
+
+    Pillow reads such chunks while it loads the (first) picture; opening this file instead gives the same `info`.
+    """
+    metadata: list[tuple[bytes, memoryview]] = []
+    pixels_seen = late = animated = False
+    for name, body in _png_chunks(data):
+        if name == b"IDAT":
+            pixels_seen = True
+        elif name == b"IEND" or (name == b"fcTL" and pixels_seen and animated):
+            break  # the next frame: Pillow stops here
+        elif name == b"acTL":
+            animated = True
+        elif name in _PNG_METADATA:
+            metadata.append((name, body))
+            late |= pixels_seen
+    if not late:
+        return None
+    rest = [(b"IDAT", memoryview(b"")), (b"IEND", memoryview(b""))]
+    return bytes(data[:33]) + b"".join(_png_chunk(name, body) for name, body in metadata + rest)
+
+
+def _png_chunk(name: bytes, body: memoryview) -> bytes:
+    return struct.pack(">I4s", len(body), name) + body + struct.pack(">I", zlib.crc32(body, zlib.crc32(name)))

@@ -1,0 +1,215 @@
+"""What the Qwen vision families share: the smart resize, merged patches in cells of 2x2, one run of pads for a picture.
+
+Not a family itself.  A family states its defaults (`patch`, bounds, mean and std of a checkpoint without
+preprocessor_config.json) and may override any method; clips get their own measures there.  Reference: transformers 5.24
+`Qwen2VLImageProcessor`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.base import Form, Layout, Modality
+from pipeline.models.base import (
+    Anchor,
+    BundleConfig,
+    Family,
+    FamilyError,
+    Measured,
+    MediaError,
+    Replacement,
+    SideTensor,
+    Source,
+    Vocabulary,
+)
+from pipeline.transforms import BICUBIC, BILINEAR, Normalisation, patchify, resize, smart_resize
+
+
+class QwenSettings(msgspec.Struct, frozen=True):
+    """preprocessor_config.json as far as pixels depend on it; pixel bounds are areas of the resized picture."""
+
+    patch: int
+    merge: int
+    temporal: int
+    min_pixels: int
+    max_pixels: int
+    resample: int
+    normalisation: Normalisation
+
+
+class QwenVision(Family):
+    """Pictures of the Qwen vision families."""
+
+    patch: ClassVar[int]
+    min_pixels: ClassVar[int]
+    max_pixels: ClassVar[int]
+    mean: ClassVar[tuple[float, float, float]]
+    std: ClassVar[tuple[float, float, float]]
+    anchor_text: ClassVar[Mapping[Modality, str]] = {Modality.IMAGE: "<|image_pad|>"}
+    token_id_key: ClassVar[Mapping[Modality, str]] = {Modality.IMAGE: "image_token_id"}
+
+    settings_type = QwenSettings
+
+    def settings(self, bundle: BundleConfig) -> QwenSettings:
+        values = bundle.preprocessor
+        size = values.get("size")
+        size = size if isinstance(size, Mapping) else {}  # some checkpoints have a list: not for this rule
+        low = _first_of(values, ("min_pixels",), _first_of(size, ("shortest_edge", "min_pixels"), self.min_pixels))
+        high = _first_of(values, ("max_pixels",), _first_of(size, ("longest_edge", "max_pixels"), self.max_pixels))
+        found = QwenSettings(
+            patch=_positive(values, "patch_size", self.patch),
+            merge=_positive(values, "merge_size", 2),
+            temporal=_positive(values, "temporal_patch_size", 2),
+            min_pixels=_whole("min_pixels", low),
+            max_pixels=_whole("max_pixels", high),
+            resample=_resample(_first_of(values, ("resample", "resampling"), BICUBIC)),
+            normalisation=self._normalisation(values),
+        )
+        if found.patch % 2:
+            raise FamilyError(f"patch_size {found.patch} is odd: {self.name} cannot lay out such patches")
+        if found.min_pixels > found.max_pixels:
+            raise FamilyError(f"min_pixels {found.min_pixels} is above max_pixels {found.max_pixels}")
+        if values.get("do_resize") is False:
+            raise FamilyError(f"do_resize false is not supported: {self.name} needs sides in multiples of its cells")
+        return found
+
+    def _normalisation(self, values: Mapping[str, Any]) -> Normalisation:
+        factor = values.get("rescale_factor", 1 / 255)
+        if not isinstance(factor, float | int) or not factor > 0:
+            raise FamilyError(f"rescale_factor must be a positive number, got {factor!r}")
+        return Normalisation.of(
+            _channels("image_mean", _first_of(values, ("image_mean", "norm_mean"), self.mean)),
+            _channels("image_std", _first_of(values, ("image_std", "norm_std"), self.std)),
+            rescale_factor=float(factor),
+            do_rescale=values.get("do_rescale") is not False,
+            do_normalize=values.get("do_normalize") is not False,
+        )
+
+    def anchor(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> Anchor:
+        token_id = self.feature_token(bundle, vocabulary, modality)
+        text = vocabulary.token_of(token_id)
+        if text is None:
+            raise _missing(modality, self.anchor_text[modality])
+        return Anchor(token_id=token_id, text=text)
+
+    def feature_token(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> int:
+        """The configured id; for a config without one, the id of the family's own placeholder."""
+        configured = bundle.config.get(self.token_id_key[modality])
+        if isinstance(configured, int) and not isinstance(configured, bool):
+            return configured
+        text = self.anchor_text[modality]
+        token_id = vocabulary.id_of(text)
+        if token_id is None:
+            raise _missing(modality, text)
+        return token_id
+
+    def measure(self, settings: QwenSettings, modality: Modality, source: Source) -> Measured:
+        """A picture is one temporal step: `patches_per_image` is rows times columns.  MediaError: side ratio."""
+        self._pictures_only(modality)
+        height, width = smart_resize(
+            source.height,
+            source.width,
+            factor=settings.patch * settings.merge,
+            min_pixels=settings.min_pixels,
+            max_pixels=settings.max_pixels,
+        )
+        rows, columns = height // settings.patch, width // settings.patch
+        return Measured(
+            primary_shape=(rows * columns, 3 * settings.temporal * settings.patch**2),
+            feature_tokens=rows * columns // settings.merge**2,
+            resized=(height, width),
+            side={
+                "image_grid_thw": SideTensor("int64", (1, 3), (1, rows, columns)),
+                "patches_per_image": SideTensor("int64", (1,), (rows * columns,)),
+            },
+        )
+
+    def encode(
+        self,
+        settings: QwenSettings,
+        modality: Modality,
+        frames: Any,
+        measured: Measured,
+        form: Form,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Resize, then patches; a picture fills every temporal slot.  A worker that normalises gets the bytes."""
+        self._pictures_only(modality)
+        patchify(
+            [resize(frames, *measured.resized, settings.resample)],
+            out,
+            patch=settings.patch,
+            merge=settings.merge,
+            temporal=settings.temporal,
+            normalisation=settings.normalisation if form.normalised else None,
+            dtype=form.dtype,
+        )
+
+    def replacement(
+        self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality, measured: Measured
+    ) -> Replacement:
+        """The template's single pad becomes one for each merged patch; the markers around it stay the template's."""
+        self._pictures_only(modality)
+        count = measured.feature_tokens
+        return Replacement(
+            token_ids=(self.feature_token(bundle, vocabulary, modality),) * count, features=((0, count),)
+        )
+
+    def layout(self, modality: Modality) -> Layout:
+        """As SMG 1.13.0 lists the keys of a picture batch."""
+        self._pictures_only(modality)
+        return Layout(
+            batched=("image_grid_thw", "patches_per_image"),
+            flat={"pixel_values": "patches_per_image"},
+            keep_on_cpu=("image_grid_thw", "video_grid_thw"),
+        )
+
+    def _pictures_only(self, modality: Modality) -> None:
+        if modality is not Modality.IMAGE:
+            raise MediaError(f"{self.name} takes no {modality.value} here")
+
+
+def _missing(modality: Modality, text: str) -> FamilyError:
+    return FamilyError(f"{modality.value} placeholder token '{text}' is missing from the tokenizer vocabulary")
+
+
+def _first_of(values: Mapping[str, Any], names: tuple[str, ...], default: Any) -> Any:
+    """The value of the first name that is present and not null."""
+    for name in names:
+        if values.get(name) is not None:
+            return values[name]
+    return default
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise FamilyError(f"{name} must be a positive whole number, got {value!r}")
+    return value
+
+
+def _positive(values: Mapping[str, Any], name: str, default: int) -> int:
+    value = _first_of(values, (name,), default)
+    if isinstance(value, Mapping) and value.get("height") == value.get("width"):
+        value = value.get("height")
+    return _whole(name, value)
+
+
+def _resample(value: Any) -> int:
+    if value not in (BICUBIC, BILINEAR):
+        raise FamilyError(f"resample must be {BICUBIC} (bicubic) or {BILINEAR} (bilinear), got {value!r}")
+    return int(value)
+
+
+def _channels(name: str, value: Any) -> tuple[float, ...]:
+    if isinstance(value, float | int):
+        value = [value] * 3
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 3
+        or not all(isinstance(item, float | int) for item in value)
+    ):
+        raise FamilyError(f"{name} must be three numbers, got {value!r}")
+    return tuple(float(item) for item in value)
