@@ -70,7 +70,7 @@ def locate(source: str) -> Path:
     HF_TOKEN) apply. Raises BundleError, one sentence, also when the hub cannot be reached.
     """
     folder = Path(source).expanduser()
-    if folder.is_dir():
+    if source and folder.is_dir():
         return folder
     if not _HUB_ID.fullmatch(source) or ".." in source:
         raise BundleError(f"model bundle '{source}' is no folder on this host")

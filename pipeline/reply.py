@@ -105,6 +105,8 @@ class ChoiceReader:
 
     def read(self, event: Event) -> Piece:
         """An engine's event of this choice."""
+        if self.ended:
+            return NOTHING
         piece = self.feed(event.token_ids, event.logprobs)
         if piece.ending is not None or isinstance(event, Chunk):
             return piece

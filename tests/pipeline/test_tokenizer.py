@@ -1,4 +1,4 @@
-"""The tokenizer against the library's own answers: ids, look-ups, and text in pieces against its decode of the whole."""
+"""The tokenizer against the library's own answers: ids, look-ups, text in pieces against its decode of the whole."""
 
 import asyncio
 import threading
