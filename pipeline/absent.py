@@ -1,0 +1,144 @@
+"""What other versions or SMG can do and this version cannot: every such flag and variable, and what is said of it.
+
+A flag of SMG's is never "unrecognized": it is refused with a sentence.  A variable that asks for something absent stops
+the start too, because ignoring it would serve something else than was asked for.  A variable that only tunes something
+absent (a limit for clips, say, while every clip is refused) changes nothing and earns a WARN.
+"""
+
+from collections.abc import Mapping
+
+# What is missing -> its flags.  These come with a later version.
+LATER_FLAGS: Mapping[str, str] = {
+    "an RDMA lane": "--mm-pixel-rdma --rdma-listen-ip --rdma-slot-ttl-s",
+    "tool calls": "--tool-call-parser",
+    "reasoning parsers": "--reasoning-parser",
+    "a rate limit": "--rate-limit-tokens-per-second",
+    "a circuit breaker": "--cb-failure-threshold --cb-success-threshold --cb-timeout-duration-secs "
+    "--cb-window-duration-secs",
+    "tenant keys": "--tenant-api-key",
+    "configurable buckets": "--prometheus-duration-buckets",
+    "log files": "--log-dir",
+    "connection time limits": "--header-read-timeout-secs --idle-connection-timeout-secs",
+    "a port of its own for health checks": "--health-check-port",
+    "TLS": "--tls-cert-path --tls-key-path --client-cert-path --client-key-path --ca-cert-paths",
+    "prefill/decode disaggregation": "--pd-disaggregation --prefill --decode --prefill-policy --decode-policy "
+    "--prefill-max-inflight-requests-per-worker --prefill-queue-size --prefill-queue-timeout-secs "
+    "--pd-admission-wait-secs",
+    "encode/prefill/decode disaggregation": "--epd-disaggregation --encode --encode-policy",
+    "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
+    "model aliases": "--model-alias",
+    "a response store": "--history-backend --history-memory-max-responses --history-memory-max-items "
+    "--history-memory-retention-secs --max-background-responses",
+    "tracing": "--enable-trace --otlp-traces-endpoint",
+    "cache-aware routing": "--cache-threshold --cache-match-threshold --prefix-token-count --prefix-hash-load-factor "
+    "--prefix-hash-balance-abs-threshold --balance-abs-threshold --spill-abs-threshold --balance-rel-threshold "
+    "--spill-rel-threshold --balance-token-usage-threshold --eviction-interval-secs --max-tree-size --block-size "
+    "--cache-boundaries --cache-index --cache-ttl-secs --kv-index",
+    "routing keys": "--routing-key-override --sticky-sessions --routing-key-headers",
+}
+
+# The same for what never comes: it is not what this gateway is for.
+NEVER_FLAGS: Mapping[str, str] = {
+    "a mesh of gateways": "--enable-mesh --mesh-server-name --mesh-host --mesh-advertise-host --mesh-port "
+    "--mesh-peer-urls --mesh-tls-ca-cert --mesh-tls-cert --mesh-tls-key",
+    "WebAssembly": "--enable-wasm --storage-hook-wasm-path",
+    "an MCP tool loop": "--mcp-config-path",
+    "the RL control plane": "--enable-rl --rl-control-timeout-secs --rl-fanout-concurrency",
+    "a database for responses": "--schema-config --storage-context-headers --oracle-wallet-path --oracle-tns-alias "
+    "--oracle-connect-descriptor --oracle-username --oracle-password --oracle-external-auth --oracle-pool-min "
+    "--oracle-pool-max --oracle-pool-timeout-secs --postgres-db-url --postgres-pool-max --postgres-op-timeout-secs "
+    "--redis-url --redis-pool-max --redis-retention-days --redis-op-timeout-secs",
+    "the priority scheduler": "--priority-scheduler-enabled --priority-scheduler-default-max-class "
+    "--priority-scheduler-config --priority-scheduler-tenant-metric-top-n",
+    "limits for tenants": "--tenant-rate-limit-enabled --tenant-rate-limit-config --trust-tenant-header "
+    "--tenant-header-name",
+    "control-plane keys and JWT": "--control-plane-api-keys --control-plane-audit-enabled --jwt-issuer --jwt-audience "
+    "--jwt-jwks-uri --jwt-role-mapping",
+    "Kubernetes discovery": "--service-discovery --service-discovery-port --service-discovery-namespace --selector "
+    "--encode-selector --prefill-selector --decode-selector --router-selector --model-id-from "
+    "--kv-connector-annotation --kv-engine-id-annotation",
+    "overload and warm-up tuning": "--overload-token-usage-threshold --worker-overload-waiting-requests "
+    "--worker-overload-token-usage --worker-overload-protection --disable-worker-overload-protection "
+    "--worker-overload-shed --worker-stall-secs --worker-wedge-secs --worker-stale-secs --worker-warmup-secs "
+    "--worker-warmup-share --worker-warmup-blocks --worker-warmup-thin-ratio --worker-warmup-divert-every "
+    "--load-monitor-interval",
+    "tuning of policies it does not have": "--least-load-kv-pressure-weight --least-load-default-throughput "
+    "--least-load-mean-prefill-tokens --least-load-max-waiting-requests --power-of-two-load-metric "
+    "--selection-policy --selection-accounting-ttl-ms --overlap-decay --selection-temperature "
+    "--bucket-adjust-interval-secs --max-idle-secs --sticky-key-idle-secs --assignment-mode",
+    "HTTP engine workers": "--upstream-http2 --upstream-pool-idle-timeout-secs --health-check-endpoint --backend "
+    "--max-buffered-request-bytes --stream-body-stall-timeout-secs",
+    "direct ZMQ workers": "--zmq-engine-count",
+    "data-parallel ranks": "--dp-aware --dp-minimum-tokens-scheduler",
+    "a mode for several models; it always serves several": "--enable-igw",
+    "a job queue of workers": "--job-queue-capacity --job-queue-concurrency --worker-startup-delay "
+    "--remove-unhealthy-workers --no-remove-unhealthy-workers --worker-auto-recovery --no-worker-auto-recovery",
+    "another tokenizer cache or parser engine": "--disable-tokenizer-autoload --parser --tokenizer-cache-enable-l0 "
+    "--tokenizer-cache-l0-max-entries --tokenizer-cache-enable-l1 --tokenizer-cache-l0-max-memory "
+    "--tokenizer-cache-l1-max-memory",
+    "a heap profiler": "--jemalloc-prof-dir",
+    "a limit for queued jobs; see --max-concurrent-requests and --max-inflight-body-bytes": "--pool-max-queue",
+}
+
+# Switches of SMG's whose effect is always in force here.
+MOOT_FLAGS: Mapping[str, str] = {
+    "--disable-circuit-breaker": "Accepted for SMG's command lines; this version has no circuit breaker.",
+    "--disable-load-monitoring": "Accepted for SMG's command lines; engines are not polled for their load.",
+}
+
+# Variables that ask for something absent -> (what is missing, the values that do not ask for it).
+ASKING_VARIABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "SMG_MM_PIXEL_RDMA": ("an RDMA lane", ("0", "false", "no", "off")),
+    "SMG_RDMA_LISTEN_IP": ("an RDMA lane", ()),
+    "SMG_RDMA_SLOT_TTL_S": ("an RDMA lane", ()),
+}
+
+# What is missing -> variables that only tune it.
+IDLE_VARIABLES: Mapping[str, str] = {
+    "clips": "SMG_VIDEO_MAX_COUNT SMG_VIDEO_MAX_INPUT_BYTES SMG_VIDEO_MAX_DECODED_BYTES SMG_VIDEO_PROCESS_TIMEOUT_SECS "
+    "SMG_VIDEO_DECODE_BACKEND",
+    "sounds": "SMG_AUDIO_MAX_COUNT SMG_AUDIO_MAX_INPUT_BYTES SMG_AUDIO_MAX_DECODED_BYTES "
+    "SMG_AUDIO_PROCESS_TIMEOUT_SECS SMG_AUDIO_DECODE_BACKEND",
+    "TokenSpeed workers": "SMG_TOKENSPEED_ENCODER_INPUT_DTYPE SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE "
+    "SMG_TOKENSPEED_VIDEO_ENCODER_INPUT_DTYPE SMG_TOKENSPEED_AUDIO_ENCODER_INPUT_DTYPE",
+    "an RDMA lane": "SMG_RDMA_POOL_SLOTS SMG_RDMA_SLOT_BYTES SMG_RDMA_LISTEN_PORT SMG_RDMA_LANDING_WAIT_S "
+    "SMG_RDMA_READ_TIMEOUT_S",
+}
+
+# Words SMG_VIDEO_DECODE_BACKEND knows: any other stops the start, clips or not.
+VIDEO_BACKENDS = ("auto", "pyav", "opencv", "ffmpeg")
+
+# Read by the engine's servicer, never by the gateway.
+ENGINE_VARIABLES = (
+    "SMG_VLLM_MM_PROCESSOR",
+    "SMG_VLLM_MM_MAX_INFLIGHT",
+    "SMG_VLLM_MM_MAX_ITEMS",
+    "SMG_VLLM_MM_MAX_ITEM_BYTES",
+    "SMG_VLLM_MM_REDIS_URL",
+    "SMG_VLLM_MM_SIDECAR_TIMEOUT_MS",
+    "SMG_VLLM_MM_SIDECAR_MAX_QUEUE",
+    "SMG_VLLM_MM_SIDECAR_NAMESPACE",
+    "SMG_VLLM_MM_MAX_VIDEO_FRAMES",
+    "SMG_VLLM_MM_MAX_RESULT_BYTES",
+)
+
+
+def refusal_of(flag: str) -> str:
+    """The sentence for a flag of the tables above; KeyError for any other."""
+    return _REFUSALS[flag]
+
+
+def refused_flags() -> tuple[str, ...]:
+    return tuple(_REFUSALS)
+
+
+def _refusals() -> dict[str, str]:
+    found = {}
+    for what, flags in LATER_FLAGS.items():
+        found.update(dict.fromkeys(flags.split(), f"this version does not have {what} yet"))
+    for what, flags in NEVER_FLAGS.items():
+        found.update(dict.fromkeys(flags.split(), f"not part of this gateway ({what})"))
+    return {flag: f"{flag}: {sentence}" for flag, sentence in found.items()}
+
+
+_REFUSALS = _refusals()

@@ -1,0 +1,172 @@
+"""The command line: argparse built from the declarations of `pipeline.config`, and what the user wants done.
+
+`parse` never prints and never exits: it returns an Invocation or raises ConfigError, and `gateway.py` acts on either.
+Exit status 2 is for what cannot be read (an unknown flag, a word for a number), 1 for what is read and wrong.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from pipeline.absent import MOOT_FLAGS, refusal_of, refused_flags
+from pipeline.config import DECLARED, EXIT_CODES, EXIT_USAGE, Config, ConfigError
+from pipeline.resolve import read, resolve
+from pipeline.setting import GROUPS, RETRIES, WORKERS, Declared
+from pipeline.versions import versions
+
+_USAGE = "python gateway.py [--worker-urls URL ...] [flags]"
+_OTHER = "Instead of serving"
+_SINGLE_ATTEMPT = "single_attempt"
+_EXAMPLES = """examples:
+  # one vLLM worker on this machine, the gateway on http://127.0.0.1:30000
+  python gateway.py --worker-urls grpc://127.0.0.1:50051
+  # two workers that share this machine's /dev/shm, open to the network, with a key
+  MEDIAGATE_API_KEY=... python gateway.py --host 0.0.0.0 --multimodal-tensor-transport auto --worker-urls a:51 b:51
+  # clients one does not trust: named media hosts only, bounded media
+  python gateway.py --mm-allowed-media-domains img.example.com --multimodal-max-inflight-bytes 4000000000
+  # what would be in force, and why
+  python gateway.py --check-config --log-level debug
+  # no engine at hand: the built-in one, one answer of each kind
+  python gateway.py --demo --once"""
+
+
+class Invocation(msgspec.Struct, frozen=True):
+    """What the command line asks for.
+
+    `config` is there unless `action` is "help" or "version"; `text` is what those and "check_config" print on stdout.
+    `once` belongs to "demo": answer, then stop.
+    """
+
+    action: Literal["run", "demo", "check_config", "version", "help"]
+    config: Config | None = None
+    text: str = ""
+    once: bool = False
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """Read `argv` (without the program's name) over `environ`; ConfigError when the gateway must not start."""
+    parser = _parser()
+    found = vars(parser.parse_args(list(argv)))
+    if found.pop("help"):
+        return Invocation("help", text=parser.format_help())
+    if found.pop("version"):
+        return Invocation("version", text="\n".join(versions()) + "\n")
+    if found["refused"]:
+        sentences = [refusal_of(flag) for flag in dict.fromkeys(found["refused"])]
+        raise ConfigError("\n".join(f"Configuration error: {sentence}" for sentence in sentences))
+    if found["once"] and not found["demo"]:
+        parser.error("argument --once: only with --demo")
+    if found.get(_SINGLE_ATTEMPT):
+        found["workers.retry_attempts"] = 1
+    config = resolve({one.key: found[one.key] for one in DECLARED if one.key in found}, environ)
+    if found["check_config"]:
+        return Invocation("check_config", config, text="\n".join(config.listing()) + "\n")
+    return Invocation("demo" if found["demo"] else "run", config, once=found["once"])
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"gateway.py: error: {message}\nTry python gateway.py --help.", EXIT_USAGE)
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+class _Refused(argparse.Action):
+    """A flag that is known and not served: remembered, with whatever follows it, and answered after parsing."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        namespace.refused = [*namespace.refused, option]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="gateway.py",
+        usage=_USAGE,
+        description="The multimodal front end of an LLM serving fleet. Every flag has a default.",
+        epilog=_epilog(),
+        formatter_class=_Format,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    groups = {title: parser.add_argument_group(title) for title in (*GROUPS, _OTHER)}
+    for one in DECLARED:
+        if one.flag:
+            groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **_shape(one))
+    groups[RETRIES].add_argument(
+        "--disable-retries", dest=_SINGLE_ATTEMPT, action="store_true", help="The same as --retry-max-retries 1."
+    )
+    groups[RETRIES].add_argument(
+        "--disable-circuit-breaker", action="store_true", help=MOOT_FLAGS["--disable-circuit-breaker"]
+    )
+    groups[WORKERS].add_argument(
+        "--disable-load-monitoring", action="store_true", help=MOOT_FLAGS["--disable-load-monitoring"]
+    )
+    parser.set_defaults(refused=[])
+    for flag in refused_flags():
+        parser.add_argument(flag, action=_Refused, nargs="*", dest="refused", help=argparse.SUPPRESS)
+    other = groups[_OTHER]
+    other.add_argument("-h", "--help", action="store_true", help="Print this.")
+    other.add_argument("--version", action="store_true", help="Print the versions a bug report needs.")
+    other.add_argument("--check-config", action="store_true", help="Print every setting with its source, then stop.")
+    other.add_argument("--demo", action="store_true", help="Serve a built-in model and engine and ask them something.")
+    other.add_argument(
+        "--once", action="store_true", help="With --demo: stop after the answers, non-zero if one is wrong."
+    )
+    return parser
+
+
+def _shape(one: Declared) -> dict[str, Any]:
+    """How argparse takes the flag.  Nothing is stored unless the flag is given."""
+    facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(one)}
+    if one.kind is bool and one.optional:
+        return {**facts, "action": argparse.BooleanOptionalAction}
+    if one.kind is bool:
+        return {**facts, "action": "store_const", "const": not one.setting.inverted}
+    if one.known:
+        return {**facts, "choices": one.known, "metavar": "{" + ",".join(one.choices) + "}"}
+    if one.kind is tuple and not one.setting.comma:
+        return {**facts, "nargs": "*", "metavar": {"workers.urls": "URL"}.get(one.key, "WORD")}
+    return {**facts, "type": _reader(one), "metavar": _metavar(one)}
+
+
+def _reader(one: Declared) -> Any:
+    def read_flag(text: str) -> Any:
+        try:
+            value = read(one, text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"expected {error}, got {text!r}") from error
+        if one.setting.in_parser and one.misfit(value):
+            raise argparse.ArgumentTypeError(f"expected a non-negative integer, got {text!r}")
+        return value
+
+    return read_flag
+
+
+def _metavar(one: Declared) -> str:
+    named = {"bytes": "BYTES", "s": "SECONDS", "ms": "MS", "MiB": "MIB"}.get(one.setting.unit)
+    return named or ("N" if one.kind in (int, float) else "HOSTS" if one.setting.comma else one.name.upper())
+
+
+def _help(one: Declared) -> str:
+    facts = [one.setting.unit] if one.setting.unit else []
+    if not one.setting.inverted:
+        facts.append(f"default {one.shown_default()}")
+    if one.setting.variable:
+        facts.append(f"variable {one.setting.variable}")
+    if one.setting.legacy:
+        facts.append(f"older {one.setting.legacy}")
+    return (f"{one.text} [{'; '.join(facts)}]" if facts else one.text).replace("%", "%%")
+
+
+def _epilog() -> str:
+    alone = [one for one in DECLARED if one.setting.variable and not one.flag]
+    variables = "\n".join(f"  {one.setting.variable:<31} {_help(one).split('; variable')[0]}]" for one in alone)
+    codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+    return f"variables without a flag:\n{variables}\n\nexit status: {codes}\n\n{_EXAMPLES}".replace("%", "%%")

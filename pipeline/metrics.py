@@ -1,0 +1,223 @@
+"""The one place that observes: a registry of its own over the table of `pipeline.metric_table`.
+
+The frontend owns the only instance; pool processes send their timings with their results.  It is also what engines
+report to (`engines.base.Observer`).  Methods are cheap: a label's child is looked up once and kept.  A label with too
+many values gets "other" for the rest, so no client and no fleet can grow the registry without bound.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from pipeline.metric_table import DECLARATIONS, Declaration
+from pipeline.versions import VERSION
+
+OTHER = "other"
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_MAX_MODELS = 1024
+_MAX_VALUES = 256  # of any other label
+
+# The parts of SMG's router labels that never vary here: gRPC to engines.
+_ROUTER, _BACKEND, _MODE = "grpc", "regular", "grpc"
+
+_Family = Counter | Gauge | Histogram
+
+
+class _Values:
+    """The values a label may take: the first `limit` that come, then "other"."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seen: set[str] = set()
+
+    def of(self, value: str) -> str:
+        if value in self._seen:
+            return value
+        if len(self._seen) >= self._limit:
+            return OTHER
+        self._seen.add(value)
+        return value
+
+    def forget(self, value: str) -> None:
+        self._seen.discard(value)
+
+
+class Metrics:
+    """Observations of one gateway.  Nothing here waits or fails; sizes are bytes, times seconds."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, unread
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._families: dict[str, _Family] = {one.name: _family(one, self.registry) for one in DECLARATIONS}
+        self._children: dict[tuple[str, ...], _Family] = {}
+        self._models = _Values(_MAX_MODELS)
+        self._workers = _Values(_MAX_VALUES)
+        self._words: dict[str, _Values] = {}
+        self._gauge("mediagate_build_info", VERSION).set(1)
+        self.inflight_media(0, 0, 0)
+
+    # HTTP and admission
+
+    def http_started(self, path: str) -> None:
+        """A request's head was read; `path` is the route template."""
+        self._gauge("smg_http_connections_active").inc()
+
+    def http_finished(self, method: str, path: str, status: int, code: str, seconds: float) -> None:
+        """Its answer ended, however it ended.  `code` is the error code, empty for a success."""
+        method = method if method in _METHODS else OTHER
+        path = self._word("path", path)
+        self._gauge("smg_http_connections_active").dec()
+        self._counter("smg_http_requests_total", method, path).inc()
+        self._histogram("smg_http_request_duration_seconds", method, path).observe(seconds)
+        self._counter("smg_http_responses_total", path, str(status), self._word("error_code", code)).inc()
+
+    def admission(self, inflight: int, queued: int) -> None:
+        self._gauge("smg_admission_inflight").set(inflight)
+        self._gauge("smg_admission_queue_depth").set(queued)
+
+    def rejected(self, reason: str) -> None:
+        """A refusal by admission: full, timeout, multimodal_inflight, multimodal_too_large, ..."""
+        self._counter("smg_admission_queue_rejected_total", self._word("reason", reason)).inc()
+
+    # routing and generation
+
+    def request_routed(self, model: str, endpoint: str, streaming: bool) -> None:
+        labels = self._routed(model, endpoint)
+        self._counter("smg_router_requests_total", *labels, "true" if streaming else "false").inc()
+
+    def router_error(self, model: str, endpoint: str, error_type: str) -> None:
+        labels = self._routed(model, endpoint)
+        self._counter("smg_router_request_errors_total", *labels, self._word("error_type", error_type)).inc()
+
+    def first_token(self, model: str, endpoint: str, seconds: float) -> None:
+        labels = (_ROUTER, _BACKEND, self._model(model), self._word("endpoint", endpoint))
+        self._histogram("smg_router_ttft_seconds", *labels).observe(seconds)
+
+    def tokens(self, model: str, endpoint: str, prompt: int, completion: int) -> None:
+        labels = (_ROUTER, _BACKEND, self._model(model), self._word("endpoint", endpoint))
+        self._counter("smg_router_tokens_total", *labels, "input").inc(prompt)
+        self._counter("smg_router_tokens_total", *labels, "output").inc(completion)
+
+    # media
+
+    def mm_processing(self, model: str, mode: str, reason: str) -> None:
+        """Once per multimodal request: where it is preprocessed (router, worker) and why."""
+        self._counter("smg_mm_processing_total", self._model(model), mode, self._word("mm_reason", reason)).inc()
+
+    def stage(self, stage: str, modality: str, seconds: float) -> None:
+        labels = (self._word("stage", stage), self._word("modality", modality))
+        self._histogram("mediagate_stage_duration_seconds", *labels).observe(seconds)
+
+    def media_bytes(self, modality: str, nbytes: int) -> None:
+        self._histogram("mediagate_media_bytes", self._word("modality", modality)).observe(nbytes)
+
+    def inflight_media(self, held: int, waiting: int, limit: int | None) -> None:
+        """Bytes of the in-flight budget; `limit` None is unbounded."""
+        self._gauge("mediagate_inflight_bytes").set(held)
+        self._gauge("mediagate_inflight_waiting_bytes").set(waiting)
+        self._gauge("mediagate_inflight_limit_bytes").set(limit or 0)
+
+    # pool, memory, loop
+
+    def pool(self, busy: int, queued: int, alive: int) -> None:
+        self._gauge("mediagate_pool_busy_processes").set(busy)
+        self._gauge("mediagate_pool_queue_jobs").set(queued)
+        self._gauge("mediagate_pool_processes").set(alive)
+
+    def pool_restarted(self, reason: str) -> None:
+        self._counter("mediagate_pool_restarts_total", self._word("restart", reason)).inc()
+
+    def ring(self, name: str, used: int, size: int) -> None:
+        self._gauge("mediagate_ring_used_bytes", name).set(used)
+        self._gauge("mediagate_ring_size_bytes", name).set(size)
+
+    def page_faults(self, count: int) -> None:
+        self._counter("mediagate_page_faults_total").inc(count)
+
+    def loop_lag(self, seconds: float) -> None:
+        self._histogram("mediagate_event_loop_lag_seconds").observe(max(0.0, seconds))
+
+    # engines.base.Observer
+
+    def tensor_sent(self, runtime: str, path: str, nbytes: int) -> None:
+        self._counter("smg_mm_tensors_total", runtime, path).inc()
+        self._counter("smg_mm_tensor_bytes_total", runtime, path).inc(nbytes)
+
+    def segment_failed(self, runtime: str) -> None:
+        self._counter("smg_mm_shm_write_failures_total", runtime).inc()
+
+    def worker_health(self, worker: str, healthy: bool) -> None:
+        self._gauge("smg_worker_health", self._workers.of(worker)).set(1 if healthy else 0)
+
+    def worker_load(self, worker: str, requests: int) -> None:
+        self._gauge("smg_worker_requests_active", self._workers.of(worker)).set(requests)
+
+    def worker_removed(self, worker: str) -> None:
+        """Its series end; a worker that comes back starts new ones."""
+        self._workers.forget(worker)
+        for name in ("smg_worker_health", "smg_worker_requests_active"):
+            if self._children.pop((name, worker), None) is not None:
+                self._families[name].remove(worker)
+
+    def worker_selected(self, worker: str, policy: str, model: str = "unknown") -> None:
+        labels = (_BACKEND, _MODE, self._model(model), self._word("policy", policy))
+        self._counter("smg_worker_selection_total", *labels).inc()
+
+    def retried(self, worker_type: str, endpoint: str = "chat") -> None:
+        labels = (self._word("worker_type", worker_type), self._word("endpoint", endpoint))
+        self._counter("smg_worker_retries_total", *labels).inc()
+
+    def send_seconds(self, seconds: float) -> None:
+        self.stage("send", "all", seconds)
+
+    def render(self) -> tuple[str, bytes]:
+        """The content type and the exposition of everything observed so far."""
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self.registry)
+
+    def _model(self, model: str) -> str:
+        return self._models.of(model or "unknown")
+
+    def _word(self, label: str, value: str) -> str:
+        values = self._words.get(label)
+        if values is None:
+            values = self._words[label] = _Values(_MAX_VALUES)
+        return values.of(value)
+
+    def _routed(self, model: str, endpoint: str) -> tuple[str, ...]:
+        return _ROUTER, _BACKEND, _MODE, self._model(model), self._word("endpoint", endpoint)
+
+    def _child(self, name: str, labels: Sequence[str]) -> _Family:
+        key = (name, *labels)
+        child = self._children.get(key)
+        if child is None:
+            family = self._families[name]
+            child = self._children[key] = family.labels(*labels) if labels else family
+        return child
+
+    def _counter(self, name: str, *labels: str) -> Counter:
+        return cast(Counter, self._child(name, labels))
+
+    def _gauge(self, name: str, *labels: str) -> Gauge:
+        return cast(Gauge, self._child(name, labels))
+
+    def _histogram(self, name: str, *labels: str) -> Histogram:
+        return cast(Histogram, self._child(name, labels))
+
+
+def _family(one: Declaration, registry: CollectorRegistry) -> _Family:
+    if one.kind == "counter":
+        return Counter(one.name, one.help, one.labels, registry=registry)
+    if one.kind == "gauge":
+        return Gauge(one.name, one.help, one.labels, registry=registry)
+    return Histogram(one.name, one.help, one.labels, buckets=one.buckets, registry=registry)

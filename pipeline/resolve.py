@@ -1,0 +1,177 @@
+"""From command line and environment to a Config: precedence, then the defaults that must be computed, then the checks.
+
+A flag beats its variable, the variable its older name, that the default.  A bad flag stops the start.  A bad variable
+is ignored with a WARN, so that a typo in a limit is seen; only where the declaration says so does it stop the start.
+A flag that is given silences its variables altogether.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from pipeline.absent import ASKING_VARIABLES, IDLE_VARIABLES, VIDEO_BACKENDS
+from pipeline.checks import check_sections
+from pipeline.config import DECLARED, Config, ConfigError, Source
+from pipeline.machine import memory_bytes, shm_bytes, usable_cores
+from pipeline.setting import Declared
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+_DTYPE_ALIASES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
+_DTYPE_ALIASES["half"] = "float16"
+
+
+def read(one: Declared, text: str) -> Any:
+    """The value a flag or variable spells, in the flag's unit; ValueError says what was expected.  No range check."""
+    text = text.strip()
+    if one.known:
+        word = re.sub(r"\s", "", text).lower()
+        word = _DTYPE_ALIASES.get(word, word) if "float32" in one.known else word
+        if word not in one.known:
+            raise ValueError("|".join(one.known))
+        return word
+    if one.kind is int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise ValueError("an integer" if one.ge is None or one.ge < 0 else f"an integer, at least {one.ge:g}")
+        return int(text)
+    if one.kind is float:
+        return _number(text)
+    if one.kind is bool:
+        if text.lower() not in _TRUE + _FALSE:
+            raise ValueError("|".join(_TRUE + _FALSE))
+        return text.lower() in _TRUE
+    if one.setting.comma:
+        return tuple(item.strip().lower() for item in text.split(",") if item.strip())
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or "_" in text or not text.isascii():
+        raise ValueError("a number")
+    return value
+
+
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+    """The Config of this start.
+
+    `given` holds what stood on the command line: "section.field" to the value `read` gave, in the flag's unit.
+    ConfigError when the gateway must not start.
+    """
+    warnings: list[str] = []
+    values: dict[str, dict[str, Any]] = {}
+    sources: dict[str, Source] = {}
+    for one in DECLARED:
+        value, sources[one.key] = _choose(one, given, environ, warnings)
+        values.setdefault(one.section, {})[one.name] = value
+    warnings.extend(_absent(environ))
+    _compute(values, sources)
+    warnings.extend(check_sections(values))
+    return msgspec.convert({**values, "sources": sources, "warnings": warnings}, Config)
+
+
+def _choose(
+    one: Declared, given: Mapping[str, Any], environ: Mapping[str, str], warnings: list[str]
+) -> tuple[Any, Source]:
+    if given.get(one.key, "") not in ("", None):
+        return _accept(one, given[one.key], one.flag), "flag"
+    for name, source in ((one.setting.variable, "env"), (one.setting.legacy, "legacy env")):
+        text = environ.get(name, "").strip() if name else ""
+        if not text:
+            continue
+        value = _from_variable(one, name, text, warnings)
+        if value is None:
+            break
+        if source == "legacy env":
+            warnings.append(
+                "Deprecated multimodal transport env var is set; migrate to the canonical name "
+                f'deprecated="{name}" canonical="{one.setting.variable}"'
+            )
+            return value, "legacy env"
+        if one.setting.deprecated:
+            warnings.append(f"{name} is deprecated in favour of {one.flag}; env support ends in the next minor release")
+        return value, "env"
+    return one.default, "default"
+
+
+def _accept(one: Declared, value: Any, origin: str) -> Any:
+    """The field's value for a value in the flag's unit; ConfigError when it is out of range or not there yet."""
+    if one.kind in (int, float):
+        reason = one.misfit(value)
+        if reason:
+            raise ConfigError(f"Configuration error: Invalid value for field '{one.field}': {value:.15g} - {reason}")
+    later = one.setting.later
+    missing = later.get(value) if isinstance(value, str) else later.get("*") if value != one.default else None
+    if missing:
+        raise ConfigError(f"Configuration error: {origin} {value}: this version does not have {missing} yet")
+    return value * one.setting.scale if one.kind is float else value
+
+
+def _from_variable(one: Declared, name: str, text: str, warnings: list[str]) -> Any:
+    """The variable's value, None when it is bad and ignored."""
+    try:
+        value = read(one, text)
+        if one.kind in (int, float) and one.misfit(value):
+            raise ValueError(_range(one))
+    except ValueError as error:
+        shown = "..." if one.setting.secret else text[:64]
+        words = one.setting.bad_variable.replace("{value}", shown)
+        if one.setting.stops:
+            raise ConfigError(words) from error
+        warnings.append(words or f"{name}={shown!r} is ignored, expected {error}; using {one.shown_default()}")
+        return None
+    return _accept(one, value, name)
+
+
+def _range(one: Declared) -> str:
+    return f"a number, at least {one.ge:g}" if one.kind is float else f"an integer, at least {one.ge:g}"
+
+
+def _absent(environ: Mapping[str, str]) -> Iterator[str]:
+    """Warnings about variables for things this version does not have; ConfigError for one that asks for one."""
+    present = {name: text.strip() for name, text in environ.items() if name.startswith("SMG_") and text.strip()}
+    backend = present.get("SMG_VIDEO_DECODE_BACKEND", "auto")
+    if backend.lower() not in VIDEO_BACKENDS:
+        expected = f"{', '.join(VIDEO_BACKENDS[:-1])}, or {VIDEO_BACKENDS[-1]}"
+        raise ConfigError(f"unsupported SMG_VIDEO_DECODE_BACKEND={backend[:64]}; expected {expected}")
+    for name, (what, quiet) in ASKING_VARIABLES.items():
+        if name in present and present[name].lower() not in quiet:
+            raise ConfigError(
+                f"Configuration error: {name} is set, but this version does not have {what} yet; unset it"
+            )
+    for what, names in IDLE_VARIABLES.items():
+        yield from (
+            f"{name} has no effect: this version does not have {what} yet" for name in names.split() if name in present
+        )
+    known = {*ASKING_VARIABLES, *" ".join(IDLE_VARIABLES.values()).split()}
+    known.update(one.setting.variable for one in DECLARED)
+    known.update(one.setting.legacy for one in DECLARED)
+    for name in sorted(present):
+        # SMG_VLLM_* are the engine servicer's own settings and may well stand in a shared environment
+        if name not in known and not name.startswith("SMG_VLLM_"):
+            yield f"{name} is not a variable of this gateway; it has no effect"
+
+
+def _compute(values: dict[str, dict[str, Any]], sources: Mapping[str, Source]) -> None:
+    """Put in the defaults that depend on the machine or on other settings."""
+    cores, memory = usable_cores(), memory_bytes()
+    if values["admission"]["max_concurrent_requests"] == -1:
+        values["admission"]["max_concurrent_requests"] = max(4096, 1024 * cores)
+    computed = {
+        "admission.max_inflight_body_bytes": 2 * values["server"]["max_payload_bytes"],
+        "pool.processes": cores,
+        "pool.ring_bytes": max(memory // 2 & ~4095, 1 << 20),
+        "transport.shm_max_bytes": min(shm_bytes(), memory) // 2,
+        "model.tokenizer_path": values["model"]["path"],
+        "metrics.host": values["server"]["host"],
+    }
+    for key, value in computed.items():
+        if sources[key] == "default":
+            section, name = key.split(".")
+            values[section][name] = value

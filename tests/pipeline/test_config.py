@@ -1,0 +1,529 @@
+"""Settings: defaults, variables, precedence, warnings and start-up failures, against tables written from SMG's documents.
+
+The tables below are not derived from the declarations they check; what SMG 1.13 was seen to answer is quoted as seen.
+"""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline import config as config_module
+from pipeline.absent import ENGINE_VARIABLES, LATER_FLAGS, NEVER_FLAGS, refused_flags
+from pipeline.config import DECLARED, Config, ConfigError
+from pipeline.flags import parse
+from pipeline.machine import memory_bytes, shm_bytes, usable_cores
+
+
+def settings(*argv: str, **environ: str) -> Config:
+    config = parse(argv, environ).config
+    assert config is not None
+    return config
+
+
+def value(config: Config, key: str) -> object:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def failure(*argv: str, **environ: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv, environ)
+    return caught.value
+
+
+# flag, key, default, another value as text, that value
+FLAGS = [
+    ("--host", "server.host", "127.0.0.1", "0.0.0.0", "0.0.0.0"),
+    ("--port", "server.port", 30000, "8080", 8080),
+    ("--api-key", "server.api_key", None, "s3cret", "s3cret"),
+    ("--cors-allowed-origins", "server.cors_allowed_origins", (), "https://a.example", ("https://a.example",)),
+    ("--request-id-headers", "server.request_id_headers",
+     ("x-request-id", "x-correlation-id", "x-trace-id", "request-id"), "X-Mine", ("x-mine",)),
+    ("--max-payload-size", "server.max_payload_bytes", 536870912, "1000", 1000),
+    ("--request-timeout-secs", "server.request_timeout_s", 1800.0, "7", 7.0),
+    ("--sse-keepalive-secs", "server.sse_keepalive_s", 15.0, "0", 0.0),
+    ("--drain-settle-secs", "server.drain_settle_s", 5.0, "0.5", 0.5),
+    ("--shutdown-grace-period-secs", "server.shutdown_grace_s", 180.0, "1", 1.0),
+    ("--queue-size", "admission.queue_size", 100, "0", 0),
+    ("--queue-timeout-secs", "admission.queue_timeout_s", 60.0, "2", 2.0),
+    ("--max-concurrent-requests", "admission.max_concurrent_requests", max(4096, 1024 * usable_cores()), "0", 0),
+    ("--max-inflight-body-bytes", "admission.max_inflight_body_bytes", 2 * 536870912, "600000000", 600000000),
+    ("--mm-processing", "media.processing", "auto", "router", "router"),
+    ("--mm-per-request-image-limit", "media.image_limit", None, "3", 3),
+    ("--multimodal-max-inflight-bytes", "media.inflight_max_bytes", None, "400001", 400001),
+    ("--mm-allowed-media-domains", "media.allowed_domains", None, " LocalHost , example.com,,",
+     ("localhost", "example.com")),
+    ("--mm-max-concurrent-fetches", "media.max_fetches", 128, "5", 5),
+    ("--mm-pixel-cache-mb", "media.pixel_cache_mb", 0, "0", 0),
+    ("--multimodal-tensor-transport", "transport.mode", "inline", "shm", "shm"),
+    ("--multimodal-shm-min-bytes", "transport.shm_min_bytes", 65536, "0", 0),
+    ("--mm-shm-max-bytes", "transport.shm_max_bytes", min(shm_bytes(), memory_bytes()) // 2, "0", 0),
+    ("--model-path", "model.path", None, "org/name", "org/name"),
+    ("--model", "model.path", None, "org/name", "org/name"),
+    ("--tokenizer-path", "model.tokenizer_path", None, "org/tokens", "org/tokens"),
+    ("--worker-urls", "workers.urls", (), "grpc://a:5", ("grpc://a:5",)),
+    ("--policy", "workers.policy", "round_robin", "power_of_two", "power_of_two"),
+    ("--worker-startup-timeout-secs", "workers.startup_timeout_s", 1800.0, "60", 60.0),
+    ("--worker-startup-check-interval", "workers.startup_check_interval_s", 30.0, "1", 1.0),
+    ("--health-check-interval-secs", "workers.health_interval_s", 60.0, "1", 1.0),
+    ("--health-check-timeout-secs", "workers.health_timeout_s", 5.0, "2", 2.0),
+    ("--health-failure-threshold", "workers.failure_threshold", 3, "1", 1),
+    ("--health-success-threshold", "workers.success_threshold", 2, "1", 1),
+    ("--retry-max-retries", "workers.retry_attempts", 5, "1", 1),
+    ("--retry-initial-backoff-ms", "workers.retry_initial_backoff_s", 0.05, "100", 0.1),
+    ("--retry-max-backoff-ms", "workers.retry_max_backoff_s", 30.0, "50", 0.05),
+    ("--retry-backoff-multiplier", "workers.retry_backoff_multiplier", 1.5, "2", 2.0),
+    ("--retry-jitter-factor", "workers.retry_jitter", 0.2, "1", 1.0),
+    ("--pool-processes", "pool.processes", usable_cores(), "3", 3),
+    ("--pool-ring-bytes", "pool.ring_bytes", memory_bytes() // 2 & ~4095, "1048576", 1048576),
+    ("--pool-job-timeout-secs", "pool.job_timeout_s", 60.0, "5", 5.0),
+    ("--prometheus-host", "metrics.host", "127.0.0.1", "::1", "::1"),
+    ("--prometheus-port", "metrics.port", 29000, "29001", 29001),
+    ("--log-level", "log.level", "info", "warn", "warn"),
+]  # fmt: skip
+SWITCHES = [
+    ("--server-timing", "server.server_timing", False, True),
+    ("--mm-allow-private-media-hosts", "media.allow_private_hosts", None, True),
+    ("--no-mm-allow-private-media-hosts", "media.allow_private_hosts", None, False),
+    ("--log-mm-timing", "media.log_timing", False, True),
+    ("--disable-health-check", "workers.health_enabled", True, False),
+    ("--log-json", "log.json", False, True),
+]
+FIXED = [("media.fetch_timeout_s", 10.0), ("media.max_fetches_per_request", 16), ("media.inflight_wait_s", 2.0)]
+# variable, key, default, text, value, text that is bad
+VARIABLES = [
+    ("SMG_MM_PROCESSING", "media.processing", "auto", " Router ", "router", None),
+    ("SMG_IMAGE_MAX_COUNT", "media.image_max_count", None, "4", 4, "0"),
+    ("SMG_IMAGE_MAX_INPUT_BYTES", "media.image_max_input_bytes", 268435456, "20000", 20000, "20k"),
+    ("SMG_MM_ALLOW_PRIVATE_MEDIA_HOSTS", "media.allow_private_hosts", None, "YES", True, "maybe"),
+    ("SMG_MM_TENSOR_TRANSPORT", "transport.mode", "inline", "auto", "auto", "bogus"),
+    ("SMG_MM_SHM_MIN_BYTES", "transport.shm_min_bytes", 65536, "0", 0, "-5"),
+    ("SMG_LOG_MM_TIMING", "media.log_timing", False, "1", True, "2"),
+    ("SMG_VLLM_ENCODER_INPUT_DTYPE", "transport.vllm_dtype", None, "BF16", "bfloat16", "int8"),
+    ("SMG_MM_PIXEL_CACHE_MB", "media.pixel_cache_mb", 0, "0", 0, "abc"),
+    ("MEDIAGATE_API_KEY", "server.api_key", None, "k", "k", None),
+]
+LEGACY = [
+    ("SMG_TOKENSPEED_MM_TENSOR_TRANSPORT", "SMG_MM_TENSOR_TRANSPORT", "transport.mode", "shm", "shm"),
+    ("SMG_TOKENSPEED_MM_SHM_MIN_BYTES", "SMG_MM_SHM_MIN_BYTES", "transport.shm_min_bytes", "100", 100),
+]
+
+
+def test_the_tables_name_every_declared_setting() -> None:
+    keys = {row[1] for row in (*FLAGS, *SWITCHES, *VARIABLES)} | {row[0] for row in FIXED} | {"model.chat_template"}
+    assert keys == {one.key for one in DECLARED}
+    flags = {row[0] for row in (*FLAGS, *SWITCHES)} - {"--no-mm-allow-private-media-hosts"} | {"--chat-template"}
+    assert flags == {flag for one in DECLARED for flag in one.setting.flags}
+    variables = {row[0] for row in (*VARIABLES, *LEGACY)}
+    assert variables == {name for one in DECLARED for name in (one.setting.variable, one.setting.legacy) if name}
+
+
+@pytest.mark.parametrize(("flag", "key", "default", "text", "meant"), FLAGS)
+def test_flag_with_its_default(flag: str, key: str, default: object, text: str, meant: object) -> None:
+    assert value(settings(), key) == default
+    given = settings(flag, text)
+    assert value(given, key) == meant
+    assert given.sources[key] == "flag"
+    assert settings().sources[key] == "default"
+    assert type(value(given, key)) is type(meant)
+
+
+@pytest.mark.parametrize(("flag", "key", "default", "meant"), SWITCHES)
+def test_switch(flag: str, key: str, default: object, meant: object) -> None:
+    assert value(settings(), key) is default
+    assert value(settings(flag), key) is meant
+    assert settings(flag).sources[key] == "flag"
+
+
+@pytest.mark.parametrize(("key", "fixed"), FIXED)
+def test_fixed_limits(key: str, fixed: object) -> None:
+    assert value(settings(), key) == fixed
+
+
+@pytest.mark.parametrize(("name", "key", "default", "text", "meant", "bad"), VARIABLES)
+def test_variable(name: str, key: str, default: object, text: str, meant: object, bad: str | None) -> None:
+    given = settings(**{name: text})
+    assert value(given, key) == meant
+    assert given.sources[key] == "env"
+    for empty in ("", "   "):
+        assert settings(**{name: empty}).sources[key] == "default"
+    if bad is not None:
+        ignored = settings(**{name: bad})
+        assert value(ignored, key) == default
+        assert ignored.sources[key] == "default"
+        assert [line for line in ignored.warnings if name in line], "a typo in a limit must be seen"
+
+
+@pytest.mark.parametrize(("name", "canonical", "key", "text", "meant"), LEGACY)
+def test_older_variable(name: str, canonical: str, key: str, text: str, meant: object) -> None:
+    given = settings(**{name: text})
+    assert value(given, key) == meant
+    assert given.sources[key] == "legacy env"
+    # the words of SMG 1.13
+    assert given.warnings == (
+        "Deprecated multimodal transport env var is set; migrate to the canonical name "
+        f'deprecated="{name}" canonical="{canonical}"',
+    )
+
+
+def test_precedence() -> None:
+    environ = {"SMG_TOKENSPEED_MM_TENSOR_TRANSPORT": "shm"}
+    assert settings(**environ).transport.mode == "shm"
+    environ["SMG_MM_TENSOR_TRANSPORT"] = "auto"
+    by_variable = settings(**environ)
+    assert (by_variable.transport.mode, by_variable.sources["transport.mode"]) == ("auto", "env")
+    assert by_variable.warnings == ()
+    by_flag = settings("--multimodal-tensor-transport", "inline", **environ)
+    assert (by_flag.transport.mode, by_flag.sources["transport.mode"]) == ("inline", "flag")
+
+
+def test_a_flag_silences_its_variable_bad_or_deprecated() -> None:
+    assert settings("--mm-processing", "router", SMG_MM_PROCESSING="bogus").warnings == ()
+    assert settings("--mm-pixel-cache-mb", "0", SMG_MM_PIXEL_CACHE_MB="abc").warnings == ()
+    assert settings("--log-mm-timing", SMG_LOG_MM_TIMING="1").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "warning"),
+    [
+        (
+            "SMG_MM_PROCESSING",
+            "router",
+            "SMG_MM_PROCESSING is deprecated in favour of --mm-processing; env support ends in the next minor release",
+        ),
+        (
+            "SMG_LOG_MM_TIMING",
+            "1",
+            "SMG_LOG_MM_TIMING is deprecated in favour of --log-mm-timing; env support ends in the next minor release",
+        ),
+        ("SMG_MM_PIXEL_CACHE_MB", "abc", "SMG_MM_PIXEL_CACHE_MB is not a number; pixel cache stays off"),
+        ("SMG_MM_PIXEL_CACHE_MB", "-1", "SMG_MM_PIXEL_CACHE_MB is not a number; pixel cache stays off"),
+    ],
+)
+def test_warnings_in_the_words_of_smg(name: str, text: str, warning: str) -> None:
+    assert settings(**{name: text}).warnings == (warning,)
+
+
+def test_bad_variables_name_value_expectation_and_what_is_used() -> None:
+    assert settings(SMG_IMAGE_MAX_COUNT="0").warnings == (
+        "SMG_IMAGE_MAX_COUNT='0' is ignored, expected an integer, at least 1; using the model's limit",
+    )
+    assert settings(SMG_MM_TENSOR_TRANSPORT="bogus").warnings == (
+        "SMG_MM_TENSOR_TRANSPORT='bogus' is ignored, expected inline|shm|auto|rdma; using inline",
+    )
+
+
+# The list that ends the configuration table, with the words SMG 1.13 was seen to use where it has the same check.
+SMOKE = [
+    ("--multimodal-max-inflight-bytes 0", 1, "field 'multimodal_max_inflight_bytes': 0 - Must be at least 1"),
+    (
+        "--mm-per-request-image-limit 0",
+        1,
+        "Configuration error: Invalid value for field 'mm_per_request_image_limit': 0 - Must be at least 1",
+    ),
+    (
+        "--mm-processing bogus",
+        2,
+        "argument --mm-processing: invalid choice: 'bogus' (choose from 'auto', 'router', 'worker')",
+    ),
+    ("--mm-pixel-cache-mb -1", 2, "argument --mm-pixel-cache-mb: expected a non-negative integer, got '-1'"),
+    ("--multimodal-tensor-transport bogus", 2, "argument --multimodal-tensor-transport: invalid choice: 'bogus'"),
+    ("--multimodal-shm-min-bytes -1", 1, "field 'multimodal_shm_min_bytes': -1 - Must be at least 0"),
+    ("--rdma-slot-ttl-s 0", 1, "--rdma-slot-ttl-s"),
+    (
+        "--prometheus-port 0",
+        1,
+        "field 'prometheus_port': 0 - Port must be > 0 (0 would request an unstable OS-ephemeral port)",
+    ),
+    (
+        "--retry-max-retries 0",
+        1,
+        "field 'retry_max_retries': 0 - Must be >= 1 (set to 1 to effectively disable retries)",
+    ),
+    ("--model-path /nope", 1, "Configuration error: Invalid value for field 'model_path': /nope - does not exist"),
+    (
+        "--chat-template /nope",
+        1,
+        "Configuration error: Invalid value for field 'chat_template': /nope - does not exist",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "status", "words"), SMOKE)
+def test_start_up_failures(line: str, status: int, words: str) -> None:
+    error = failure(*line.split())
+    assert error.exit_code == status
+    assert words in error.message
+
+
+def test_start_up_failure_of_the_one_variable_that_stops() -> None:
+    error = failure(SMG_MM_PROCESSING="bogus")
+    assert error.exit_code == 1
+    assert error.message == (
+        "SMG_MM_PROCESSING: invalid multimodal processing mode 'bogus'; expected auto|router|worker"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--port 0", "'port': 0 - Must be between 1 and 65535"),
+        ("--port 70000", "'port': 70000 - Must be between 1 and 65535"),
+        ("--prometheus-port 65536", "'prometheus_port'"),
+        ("--prometheus-port 30000", "'prometheus_port': 30000 - Must differ from --port"),
+        ("--host example.com", "'host': example.com - Must be an IPv4 or IPv6 address"),
+        ("--prometheus-host nowhere", "'prometheus_host': nowhere"),
+        ("--max-payload-size 0", "'max_payload_size': 0"),
+        ("--request-timeout-secs 0", "'request_timeout_secs': 0"),
+        ("--sse-keepalive-secs -1", "'sse_keepalive_secs': -1"),
+        ("--queue-size -1", "'queue_size': -1 - Must be at least 0"),
+        ("--max-concurrent-requests -2", "'max_concurrent_requests': -2 - Must be -1"),
+        ("--max-inflight-body-bytes 5", "'max_inflight_body_bytes': 5 - Must be at least --max-payload-size"),
+        ("--retry-backoff-multiplier 0.5", "'retry_backoff_multiplier': 0.5 - Must be at least 1"),
+        ("--retry-jitter-factor 2", "'retry_jitter_factor': 2 - Must be between 0 and 1"),
+        ("--retry-max-backoff-ms 10", "'retry_max_backoff_ms': 10 - Must be at least --retry-initial-backoff-ms (50)"),
+        ("--health-failure-threshold 0", "'health_failure_threshold': 0"),
+        ("--pool-processes 0", "'pool_processes': 0"),
+        ("--pool-ring-bytes 4096", "'pool_ring_bytes': 4096 - Must be at least 1048576"),
+        ("--cors-allowed-origins * https://a", "'cors_allowed_origins': * - '*' stands alone"),
+        ("--cors-allowed-origins https://a/path", "'cors_allowed_origins': https://a/path"),
+        ("--request-id-headers x:y", "'request_id_headers': x:y"),
+        ("--mm-allowed-media-domains ,,", "'mm_allowed_media_domains': '' - Must name at least one host"),
+        ("--mm-allowed-media-domains https://a.example", "Must be a host name alone"),
+        ("--mm-allowed-media-domains *.example", "Must be a host name alone"),
+        ("--mm-allowed-media-domains a.example:80", "Must be a host name alone"),
+        ("--model-path ./absent", "'model_path': ./absent - does not exist"),
+        ("--model-path a/b/c", "'model_path': a/b/c - does not exist"),
+        ("--tokenizer-path /nope", "'tokenizer_path': /nope - does not exist"),
+    ],
+)  # fmt: skip
+def test_later_checks(line: str, words: str) -> None:
+    error = failure(*line.split())
+    assert error.exit_code == 1
+    assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("grpc://10.0.0.1:50051", "grpc://10.0.0.1:50051"),
+        ("grpcs://engine.example:443/", "grpcs://engine.example:443"),
+        ("127.0.0.1:5", "grpc://127.0.0.1:5"),
+        ("engine-1:50051", "grpc://engine-1:50051"),
+        ("grpc://[::1]:50051", "grpc://[::1]:50051"),
+    ],
+)
+def test_worker_urls(url: str, meant: str) -> None:
+    assert settings("--worker-urls", url).workers.urls == (meant,)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:5", "gRPC workers only"),
+        ("https://127.0.0.1:5", "gRPC workers only"),
+        ("ipc:///tmp/x", "gRPC workers only"),
+        ("ftp://a:5", "URL must start with a lowercase grpc:// or grpcs:// scheme"),
+        ("GRPC://a:5", "URL must start with a lowercase"),
+        ("grpc://a", "Must be host:port"),
+        ("grpc://a:0", "Must be host:port"),
+        ("grpc://a:99999", "Must be host:port"),
+        ("grpc://u@a:5", "Must be host:port"),
+        ("a", "Must be host:port"),
+        ("a:5/path", "Must be host:port"),
+        ("[::1:5", "Must be host:port"),
+    ],
+)
+def test_worker_urls_that_cannot_be(url: str, words: str) -> None:
+    error = failure("--worker-urls", "grpc://good:1", url)
+    assert error.message.startswith(f"Configuration error: Invalid value for field 'worker_url': {url} - ")
+    assert words in error.message
+
+
+def test_a_worker_named_twice_is_used_once_and_told() -> None:
+    config = settings("--worker-urls", "a:5", "grpc://a:5", "b:5")
+    assert config.workers.urls == ("grpc://a:5", "grpc://b:5")
+    assert any("twice" in line for line in config.warnings)
+
+
+def test_local_model_and_template(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    config = settings("--model-path", str(tmp_path), "--chat-template", str(template))
+    assert config.model.path == config.model.tokenizer_path == str(tmp_path)
+    assert config.model.chat_template == str(template)
+    template.write_text("")
+    assert "is empty" in failure("--chat-template", str(template)).message
+    assert "is not a file" in failure("--chat-template", str(tmp_path)).message
+    assert "is not a folder" in failure("--model-path", str(template)).message
+
+
+def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
+    for line, words in [
+        (
+            "--multimodal-tensor-transport rdma",
+            "--multimodal-tensor-transport rdma: this version does not have an RDMA",
+        ),
+        ("--mm-processing worker", "--mm-processing worker: this version does not have media references"),
+        ("--mm-pixel-cache-mb 64", "--mm-pixel-cache-mb 64: this version does not have a pixel cache"),
+        ("--policy cache_aware", "round_robin, random, power_of_two, consistent_hashing"),
+        ("--policy prefix_hash", "round_robin, random, power_of_two, consistent_hashing"),
+    ]:
+        error = failure(*line.split())
+        assert error.exit_code == 1
+        assert words in error.message
+    for name, text in [
+        ("SMG_MM_PROCESSING", "worker"),
+        ("SMG_MM_TENSOR_TRANSPORT", "rdma"),
+        ("SMG_TOKENSPEED_MM_TENSOR_TRANSPORT", "rdma"),
+        ("SMG_MM_PIXEL_CACHE_MB", "64"),
+        ("SMG_MM_PIXEL_RDMA", "1"),
+        ("SMG_RDMA_LISTEN_IP", "10.0.0.1"),
+        ("SMG_RDMA_SLOT_TTL_S", "30"),
+    ]:
+        error = failure(**{name: text})
+        assert error.exit_code == 1
+        assert name in error.message and "this version does not have" in error.message
+    assert settings(SMG_MM_PIXEL_RDMA="0").warnings == ()
+
+
+@pytest.mark.parametrize("flag", refused_flags())
+def test_known_flags_are_never_unrecognized(flag: str) -> None:
+    for argv in ([flag], [flag, "some", "words"], [flag, "-1"], [f"{flag}=x"]):
+        error = failure("--port", "30001", *argv)
+        assert error.exit_code == 1
+        assert error.message.startswith(f"Configuration error: {flag}: ")
+
+
+def test_every_refused_flag_is_named_at_once() -> None:
+    error = failure("--enable-mesh", "--jwt-issuer", "x", "--prefill", "grpc://a:1", "9000", "--enable-mesh")
+    assert [line.split(": ")[1] for line in error.message.splitlines()] == [
+        "--enable-mesh",
+        "--jwt-issuer",
+        "--prefill",
+    ]
+
+
+def test_no_flag_stands_in_two_tables() -> None:
+    flags = [flag for table in (LATER_FLAGS, NEVER_FLAGS) for names in table.values() for flag in names.split()]
+    assert len(flags) == len(set(flags))
+    assert not set(flags) & {flag for one in DECLARED for flag in one.setting.flags}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SMG_VIDEO_MAX_COUNT", "SMG_VIDEO_MAX_INPUT_BYTES", "SMG_AUDIO_MAX_INPUT_BYTES", "SMG_VIDEO_MAX_DECODED_BYTES",
+     "SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE", "SMG_RDMA_POOL_SLOTS"],
+)  # fmt: skip
+def test_variables_that_tune_what_is_absent_warn(name: str) -> None:
+    (line,) = settings(**{name: "5"}).warnings
+    assert line.startswith(f"{name} has no effect: this version does not have")
+
+
+def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
+    error = failure(SMG_VIDEO_DECODE_BACKEND="bogus")
+    assert error.exit_code == 1
+    assert error.message.startswith("unsupported SMG_VIDEO_DECODE_BACKEND=bogus; expected auto,")
+    for good in ("auto", "OpenCV", "ffmpeg", "pyav"):
+        assert len(settings(SMG_VIDEO_DECODE_BACKEND=good).warnings) == 1
+
+
+def test_unknown_and_foreign_variables() -> None:
+    assert settings(SMG_IMAGE_MAX_CUONT="5").warnings == (
+        "SMG_IMAGE_MAX_CUONT is not a variable of this gateway; it has no effect",
+    )
+    assert settings(**dict.fromkeys(ENGINE_VARIABLES, "1"), PATH="/bin", HOME="/").warnings == ()
+
+
+def test_retries_and_moot_switches() -> None:
+    assert settings("--disable-retries").workers.retry_attempts == 1
+    assert settings("--disable-retries", "--retry-max-retries", "4").workers.retry_attempts == 1
+    assert settings("--disable-circuit-breaker", "--disable-load-monitoring").warnings == ()
+
+
+def test_private_media_hosts_follow_the_bind_address() -> None:
+    assert settings().private_media_hosts
+    assert settings("--host", "::1").private_media_hosts
+    assert settings("--host", "localhost").server.host == "127.0.0.1"
+    assert not settings("--host", "0.0.0.0").private_media_hosts
+    assert settings("--host", "0.0.0.0", "--mm-allow-private-media-hosts").private_media_hosts
+    assert not settings("--no-mm-allow-private-media-hosts").private_media_hosts
+    assert not settings("--no-mm-allow-private-media-hosts", SMG_MM_ALLOW_PRIVATE_MEDIA_HOSTS="1").private_media_hosts
+    assert not settings("--host", "0.0.0.0", SMG_MM_ALLOW_PRIVATE_MEDIA_HOSTS="maybe").private_media_hosts
+
+
+def test_an_open_listener_without_a_key_is_told() -> None:
+    assert any("without --api-key" in line for line in settings("--host", "0.0.0.0").warnings)
+    assert settings("--host", "0.0.0.0", "--api-key", "k").warnings == ()
+
+
+def test_metrics_listen_where_the_gateway_does() -> None:
+    assert settings("--host", "::1").metrics.host == "::1"
+    assert settings("--host", "::1", "--prometheus-host", "127.0.0.1").metrics.host == "127.0.0.1"
+
+
+def test_summary_tells_value_and_source_of_every_multimodal_setting() -> None:
+    config = settings("--multimodal-shm-min-bytes", "1", SMG_MM_TENSOR_TRANSPORT="auto", SMG_MM_SHM_MIN_BYTES="7",
+                      SMG_IMAGE_MAX_INPUT_BYTES="5")  # fmt: skip
+    line = config.summary()
+    assert "\n" not in line
+    for words in (
+        "mm_processing=auto, which is router in this version (default)",
+        "multimodal_tensor_transport=auto (env)",
+        "multimodal_shm_min_bytes=1 bytes (flag)",
+        "SMG_IMAGE_MAX_INPUT_BYTES=5 bytes (env)",
+        "mm_allow_private_media_hosts=allowed, as --host is 127.0.0.1 (default)",
+    ):
+        assert words in line
+    legacy = settings(SMG_TOKENSPEED_MM_SHM_MIN_BYTES="9").summary()
+    assert "multimodal_shm_min_bytes=9 bytes (legacy env)" in legacy
+
+
+def test_listing_shows_everything_but_secrets() -> None:
+    config = settings("--api-key", "hunter2", "--retry-initial-backoff-ms", "20")
+    listing = "\n".join(config.listing())
+    assert "workers.retry_initial_backoff_s = 20 ms (flag)" in listing
+    assert "media.fetch_timeout_s = 10 s (fixed)" in listing
+    assert "server.api_key = set (flag)" in listing
+    for text in (listing, repr(config), config.summary(), failure("--api-key", "hunter2 x").message):
+        assert "hunter2" not in text
+    assert len(config.listing()) == len(DECLARED)
+
+
+def test_a_config_is_frozen_and_has_usable_struct_defaults() -> None:
+    with pytest.raises(AttributeError):
+        Config().server.port = 1  # type: ignore[misc]
+    assert Config().server.port == 30000
+
+
+def test_every_declaration_says_what_it_is() -> None:
+    for one in DECLARED:
+        assert one.text.endswith(".") and len(one.text) < 130, one.key
+        assert one.text.count(". ") == 0, f"{one.key}: one sentence"
+        if one.name.endswith(("_s", "_bytes")):
+            assert one.setting.unit, one.key
+        if one.default is None or one.default == "" or (one.default == 0 and one.ge == 1):
+            assert one.setting.computed, f"{one.key}: what the default becomes"
+
+
+def test_only_the_parser_is_given_the_environment() -> None:
+    """One reader: no module of the pipeline looks at os.environ."""
+    folder = Path(config_module.__file__).parent
+    reading = [
+        path.name for path in folder.rglob("*.py") if re.search(r"os\.environ|os\.getenv|getenv\(", path.read_text())
+    ]
+    assert reading == []
+
+
+def test_exit_codes() -> None:
+    names = ("EXIT_OK", "EXIT_CONFIG", "EXIT_USAGE", "EXIT_PORT_TAKEN", "EXIT_POOL")
+    assert [getattr(config_module, name) for name in names] == [0, 1, 2, 3, 4]
+    assert list(config_module.EXIT_CODES) == [0, 1, 2, 3, 4]
+
+
+def test_a_config_survives_json() -> None:
+    """Only plain data: what it holds can be handed on, compared and dumped."""
+    config = settings("--worker-urls", "a:1")
+    assert msgspec.convert(msgspec.to_builtins(config), Config) == config

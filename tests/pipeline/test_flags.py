@@ -1,0 +1,124 @@
+"""The command line as a user meets it: help, versions, actions, usage errors; and the lines the peer's tools send."""
+
+import re
+
+import pytest
+
+from pipeline.config import DECLARED, ConfigError
+from pipeline.flags import parse
+from pipeline.setting import GROUPS
+from pipeline.versions import versions
+
+HELP = parse(["--help"], {}).text
+
+
+def test_help_names_every_flag_variable_and_exit_code_once() -> None:
+    for one in DECLARED:
+        for flag in one.setting.flags:
+            assert len(re.findall(rf"^  (?:--\S+(?: \S+)?, )?{flag}\b", HELP, re.M)) == 1, flag
+        for name in (one.setting.variable, one.setting.legacy):
+            assert name in HELP
+    for code in ("0 clean stop", "1 a setting is wrong", "2 the command line cannot be read", "3 a port", "4 the pool"):
+        assert code in HELP
+    assert HELP.count("\n  python gateway.py") + HELP.count("\n  MEDIAGATE_API_KEY=") == 5
+
+
+def test_help_is_grouped_in_the_order_of_a_request() -> None:
+    places = [HELP.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+
+
+def test_help_tells_each_default_once() -> None:
+    entries = [re.sub(r"\s+", " ", entry) for entry in re.split(r"\n  (?=-)|\n\n", HELP)]
+    for one in DECLARED:
+        if one.flag and not one.setting.inverted:
+            (entry,) = [entry for entry in entries if re.match(rf"{one.flag}\b(?!-)", entry)]
+            assert entry.count("default ") == 1, one.flag
+            assert one.text in entry
+
+
+def test_groups_fit_a_screen() -> None:
+    for part in HELP.split("\n\n"):
+        assert len(part.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("argv", [["-h"], ["--help"], ["--port", "5", "--help"]])
+def test_help_needs_no_valid_settings(argv: list[str]) -> None:
+    asked = parse(argv, {"SMG_MM_PROCESSING": "bogus"})
+    assert (asked.action, asked.config) == ("help", None)
+
+
+def test_version_lines() -> None:
+    asked = parse(["--version"], {})
+    assert asked.action == "version"
+    lines = asked.text.splitlines()
+    assert lines == versions()
+    assert re.fullmatch(r"mediagate \d+\.\d+\.\d+", lines[0])
+    assert lines[1].startswith("Python 3.") and "uvloop" in lines[1]
+    assert re.match(r"pillow-simd \S+\.post0: libjpeg-turbo \d\S*, WebP \d\S*, TIFF \d", lines[2])
+    assert re.match(r"PyAV \d\S*: FFmpeg \d", lines[3])
+    assert "protobuf " in lines[4] and "grpclib " in lines[4]
+
+
+def test_the_version_is_the_packages() -> None:
+    import configparser
+    from pathlib import Path
+
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    assert versions()[0] == f"mediagate {setup['metadata']['version']}"
+
+
+def test_actions() -> None:
+    assert parse([], {}).action == "run"
+    assert parse(["--demo"], {}).once is False
+    asked = parse(["--demo", "--once", "--port", "4000"], {})
+    assert (asked.action, asked.once, asked.config and asked.config.server.port) == ("demo", True, 4000)
+    checked = parse(["--check-config", "--port", "4000"], {})
+    assert checked.action == "check_config" and checked.config is not None
+    assert "server.port = 4000 (flag)\n" in checked.text
+    assert len(checked.text.splitlines()) == len(DECLARED)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["grpc://a:1"], "unrecognized arguments: grpc://a:1"),
+        (["--wor", "a:1"], "unrecognized arguments: --wor"),
+        (["--port"], "argument --port: expected one argument"),
+        (["--port", "x"], "argument --port: expected an integer, at least 1, got 'x'"),
+        (["--port", "1_0"], "argument --port: expected an integer"),
+        (["--port", "٣"], "argument --port: expected an integer"),
+        (["--queue-timeout-secs", "nan"], "argument --queue-timeout-secs: expected a number, got 'nan'"),
+        (["--queue-timeout-secs", "1e999"], "argument --queue-timeout-secs: expected a number"),
+        (["--queue-timeout-secs", "٣"], "argument --queue-timeout-secs: expected a number"),
+        (["--policy", "bogus"], "argument --policy: invalid choice: 'bogus'"),
+        (["--log-level", "trace"], "argument --log-level: invalid choice: 'trace'"),
+        (["--once"], "argument --once: only with --demo"),
+        (["--max-payload-size", "9" * 5000], "argument --max-payload-size: expected an integer"),
+    ],
+)
+def test_usage_errors_have_status_2(argv: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv, {})
+    assert caught.value.exit_code == 2
+    assert caught.value.message.startswith(f"gateway.py: error: {words}")
+
+
+def test_the_line_of_the_oracle_runner() -> None:
+    """What the runner of the recorded messages passes to any gateway (flags it does not find in --help it drops)."""
+    line = (
+        "--host 127.0.0.1 --port 4711 --prometheus-host 127.0.0.1 --prometheus-port 4712 "
+        "--worker-urls grpc://127.0.0.1:5 grpc://127.0.0.1:6 --model-path org/name --log-level warn "
+        "--disable-health-check --disable-load-monitoring --disable-retries --disable-circuit-breaker "
+        "--worker-startup-check-interval 1 --worker-startup-timeout-secs 60 --policy round_robin "
+        "--shutdown-grace-period-secs 1 --mm-allow-private-media-hosts"
+    )
+    config = parse(line.split(), {}).config
+    assert config is not None and config.warnings == ()
+    assert config.workers.urls == ("grpc://127.0.0.1:5", "grpc://127.0.0.1:6")
+    assert not config.workers.health_enabled and config.workers.retry_attempts == 1
+    assert config.media.allow_private_hosts is True
+    for flag in re.findall(r"--\S+", line):
+        assert flag in HELP
