@@ -51,7 +51,7 @@ def reply_rules(
     )
 
 
-class TokenText(msgspec.Struct, frozen=True):
+class TokenText(msgspec.Struct, frozen=True, gc=False):
     """A token with its log-probability, as OpenAI tells it: `data` are the token's own bytes, `text` has U+FFFD where
     they are no whole character.
     """
@@ -61,7 +61,7 @@ class TokenText(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class LogprobEntry(TokenText, frozen=True):
+class LogprobEntry(TokenText, frozen=True, gc=False):
     """One token of the content; `top`: its most likely rivals, most likely first."""
 
     top: tuple[TokenText, ...] = ()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.base import Modality, Range
@@ -24,6 +24,7 @@ RECORDS = {
 REORDERED = {"two_images", "system_image", "video_then_image"}
 ANCHOR_IDS = {"image": 151655, "video": 151656}
 IMAGE = Anchor(7, "<image>")
+UNHURRIED = settings(deadline=None)  # the first example may load a bundle
 
 
 def recorded_ids(case):
@@ -134,6 +135,7 @@ def expansions(draw):
     return ids, anchors, replacements
 
 
+@UNHURRIED
 @given(expansions())
 def test_expansion_is_the_naive_one(drawn):
     ids, anchors, replacements = drawn
@@ -223,7 +225,16 @@ def test_a_list_spelt_out_is_no_list_taken():
 
 
 @pytest.mark.parametrize(
-    ("source", "lists"), [(CHATML_STRING, False), (LISTS_ONLY, True), (EITHER, True), (MIXED, True), (AS_JSON, False)]
+    ("source", "lists"),
+    [
+        (CHATML_STRING, False),
+        (LISTS_ONLY, True),
+        (EITHER, True),
+        (MIXED, True),
+        (AS_JSON, False),
+        ("{% for m in messages %}{% set c = m['content'] %}{% for p in c %}{{ p.text }}{% endfor %}{% endfor %}", True),
+        ("{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c }}{% endfor %}{% endfor %}", False),
+    ],
 )
 def test_templates_that_cannot_be_tried_are_read(source, lists):
     assert loops_over_content(template_environment(), source) is lists

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engines.base import Chunk, Finished, Sampling, TokenLogprob, TopLogprob
@@ -12,6 +12,7 @@ from pipeline.stops import StopMatcher
 from tests.pipeline.bundles import bundle
 
 IM_END, IM_START = 151645, 151644
+UNHURRIED = settings(deadline=None)  # the first example may load a bundle
 
 
 @pytest.fixture
@@ -42,6 +43,7 @@ STOPS = st.lists(st.text(st.sampled_from("ab语😀"), min_size=1, max_size=5), 
 CUTS = st.lists(st.integers(0, 30), max_size=8)
 
 
+@UNHURRIED
 @given(FEW, STOPS, CUTS, st.booleans())
 @example("abab语", ["abab语", "ba"], [1, 3], True)
 @example("aaab", ["aab"], [1, 2, 3], True)
@@ -54,6 +56,7 @@ def test_any_cut_gives_the_text_of_the_whole(text, stops, cuts, trim):
     assert "".join(shown) + matcher.finish() == expected
 
 
+@UNHURRIED
 @given(FEW, STOPS, CUTS)
 def test_what_is_shown_early_is_never_part_of_a_stop_string_and_nothing_else_waits(text, stops, cuts):
     matcher = StopMatcher(stops)
@@ -69,6 +72,7 @@ def test_what_is_shown_early_is_never_part_of_a_stop_string_and_nothing_else_wai
         assert held == longest
 
 
+@UNHURRIED
 @given(FEW, STOPS, st.integers(0, 30), CUTS)
 def test_an_unarmed_beginning_only_counts_for_what_ends_later(text, stops, unarmed, cuts):
     matcher = StopMatcher(stops)
@@ -210,6 +214,7 @@ def test_min_tokens_disarms_stop_strings(qwen):
 TEXTS = st.text(st.sampled_from("ab <>é日😀\n"), max_size=40)
 
 
+@UNHURRIED
 @given(TEXTS, STOPS, st.lists(st.integers(1, 9), min_size=1, max_size=3), st.booleans(), st.integers(0, 6))
 @example("a日b", ["日"], [1], True, 0)
 def test_portions_do_not_matter(text, stops, sizes, trimmed, min_tokens):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -14,6 +14,7 @@ from pipeline.errors import GatewayError
 from pipeline.tokenizer import THREAD_CHARACTERS, Tokenizer
 from tests.pipeline.bundles import bundle
 
+UNHURRIED = settings(deadline=None)  # the first example may load a bundle
 QWEN_IDS = 151669  # vocabulary and added tokens of the qwen3_vl bundle; ids above it are unknown
 WORDS = ["▁Hello", "▁world", "ll", "o", ",", "▁", "▁▁", "é", "▁日本", "語", ".", "▁Hel", "\ufffd", "x▁y"]
 
@@ -61,6 +62,7 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 ANY_QWEN_ID = st.one_of(st.integers(0, 255), st.integers(0, QWEN_IDS + 20), st.integers(151640, QWEN_IDS))
 
 
+@UNHURRIED
 @given(st.lists(ANY_QWEN_ID, max_size=120), SIZES, st.booleans())
 def test_byte_level_pieces_are_the_decode_of_the_whole(ids, sizes, skip):
     tokenizer = bundle("qwen3_vl").tokenizer
@@ -68,6 +70,7 @@ def test_byte_level_pieces_are_the_decode_of_the_whole(ids, sizes, skip):
     assert "".join(streamed(tokenizer, ids, sizes, skip_special_tokens=skip)) == whole
 
 
+@UNHURRIED
 @given(st.binary(max_size=40), SIZES)
 @example(b"\xed\xa0\x80\xf0\x9f\x98", [1])
 @example(b"\xf0\x9f\xffx\xc0\x80\xf5", [2])
@@ -82,14 +85,15 @@ def id_of_byte(tokenizer, byte):
     return found
 
 
+@UNHURRIED
 @given(st.lists(st.integers(0, 20), max_size=90), SIZES, st.booleans())
 def test_metaspace_pieces_are_the_decode_of_the_whole(ids, sizes, skip):
     whole = METASPACE.decode(ids, skip_special_tokens=skip)
     assert "".join(streamed(METASPACE, ids, sizes, skip_special_tokens=skip)) == whole
 
 
+@UNHURRIED
 @given(st.text(st.sampled_from("Hello world,日語é😀\u200d \n<s>"), max_size=60), SIZES, st.booleans())
-@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_byte_fallback_pieces_are_the_decode_of_the_whole(text, sizes, skip):
     ids = LLAMA2.encode_now(text)
     pieces = streamed(LLAMA2, ids, sizes, skip_special_tokens=skip)
