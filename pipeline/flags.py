@@ -19,6 +19,15 @@ from pipeline.versions import versions
 _USAGE = "python gateway.py [--worker-urls URL ...] [flags]"
 _OTHER = "Instead of serving"
 _SINGLE_ATTEMPT = "single_attempt"
+# Flags that are no settings of their own, with their help.
+SHORTHANDS: Mapping[str, str] = {"--disable-retries": "The same as --retry-max-retries 1."}
+ACTIONS: Mapping[str, str] = {
+    "--help": "Print this.",
+    "--version": "Print the versions a bug report needs.",
+    "--check-config": "Print every setting with its source, then stop.",
+    "--demo": "Serve a built-in model and engine and ask them something.",
+    "--once": "With --demo: stop after the answers, with a failure if one is wrong.",
+}
 _EXAMPLES = """examples:
   # one vLLM worker on this machine, the gateway on http://127.0.0.1:30000
   python gateway.py --worker-urls grpc://127.0.0.1:50051
@@ -99,26 +108,16 @@ def _parser() -> argparse.ArgumentParser:
     for one in DECLARED:
         if one.flag:
             groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **_shape(one))
-    groups[RETRIES].add_argument(
-        "--disable-retries", dest=_SINGLE_ATTEMPT, action="store_true", help="The same as --retry-max-retries 1."
-    )
-    groups[RETRIES].add_argument(
-        "--disable-circuit-breaker", action="store_true", help=MOOT_FLAGS["--disable-circuit-breaker"]
-    )
-    groups[WORKERS].add_argument(
-        "--disable-load-monitoring", action="store_true", help=MOOT_FLAGS["--disable-load-monitoring"]
-    )
+    for flag, text in SHORTHANDS.items():
+        groups[RETRIES].add_argument(flag, dest=_SINGLE_ATTEMPT, action="store_true", help=text)
+    for flag, text in MOOT_FLAGS.items():
+        groups[WORKERS].add_argument(flag, action="store_true", help=text)
     parser.set_defaults(refused=[])
     for flag in refused_flags():
         parser.add_argument(flag, action=_Refused, nargs="*", dest="refused", help=argparse.SUPPRESS)
-    other = groups[_OTHER]
-    other.add_argument("-h", "--help", action="store_true", help="Print this.")
-    other.add_argument("--version", action="store_true", help="Print the versions a bug report needs.")
-    other.add_argument("--check-config", action="store_true", help="Print every setting with its source, then stop.")
-    other.add_argument("--demo", action="store_true", help="Serve a built-in model and engine and ask them something.")
-    other.add_argument(
-        "--once", action="store_true", help="With --demo: stop after the answers, non-zero if one is wrong."
-    )
+    for flag, text in ACTIONS.items():
+        names = ("-h", flag) if flag == "--help" else (flag,)
+        groups[_OTHER].add_argument(*names, action="store_true", help=text)
     return parser
 
 

@@ -7,6 +7,7 @@ the severity goes in front as `<N>`.  Nothing that passes here may carry a paylo
 queries of URLs are cut out of every text, long values are shortened, line breaks cannot start a line of their own.
 """
 
+import json
 import logging
 import os
 import re
@@ -127,6 +128,8 @@ def mm_timing(
 def scrub(text: str, limit: int = _MAX_MESSAGE) -> str:
     """`text` without payloads, credentials and queries of URLs, at most about `limit` characters."""
     text = text if len(text) <= 8 * limit else text[: 8 * limit]
+    if not text.isascii():  # headers may hold lone surrogates, which no stream takes
+        text = text.encode("utf-8", "backslashreplace").decode()
     if "," in text or "://" in text:
         text = _DATA_URL.sub("data:...", text)
         text = _USERINFO.sub(r"\1", _QUERY.sub(r"\1", text))
@@ -190,7 +193,9 @@ def _quoted(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()
+    if _PLAIN.fullmatch(text) and text.isprintable():
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _traceback(record: logging.LogRecord) -> str:

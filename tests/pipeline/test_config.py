@@ -1,4 +1,4 @@
-"""Settings: defaults, variables, precedence, warnings and start-up failures, against tables written from SMG's documents.
+"""Settings: defaults, variables, precedence, warnings, start-up failures, against tables written from SMG's documents.
 
 The tables below are not derived from the declarations they check; what SMG 1.13 was seen to answer is quoted as seen.
 """
