@@ -103,8 +103,11 @@ class SharedSegment(Protocol):
         """Remove every published name that a reader has not consumed; the bytes stay."""
         ...
 
-    def settle(self, *, consumed: bool) -> None:
-        """Give the segment back, once, by its owner.  `consumed`: the engine's first response arrived."""
+    def settle(self, *, consumed: bool, reader: str | None = None) -> None:
+        """Give the segment back, once, by its owner; published names that are left go.
+
+        `consumed`: the first response of `reader` (the worker's URL) has arrived, so nobody reads any more.
+        """
         ...
 
 

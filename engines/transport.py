@@ -6,10 +6,10 @@ made for every attempt anew, for the worker chosen for it.
 
 Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A batch
 whose pool process already wrote a segment has that one published under a fresh name; other tensors are copied into
-fresh segments, which the placement owns.  A placement ends exactly once, by `end(consumed=...)`: names nobody has read
-are unlinked, and the fresh segments are settled.  A batch's own segment stays the caller's, who settles it after
-`engines.dispatch` has said so. File operations and copies run in one thread of the transport, so that the event loop
-never waits and the store sees one caller.
+fresh segments, which the placement owns.  A placement ends exactly once, by `end(consumed=...)`: fresh segments are
+settled; a batch's own segment stays the caller's, who settles it when `engines.dispatch` says so, and only has its
+names withdrawn when the attempt failed.  File operations and copies run in one thread of the transport, so that the
+event loop never waits.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -50,6 +51,9 @@ class TensorReader(Protocol):
 
     `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not set.
     """
+
+    @property
+    def url(self) -> str: ...
 
     @property
     def runtime(self) -> str: ...
@@ -94,7 +98,8 @@ class Placement:
     but `Transport` makes or ends one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
         self.handles: dict[str, Handle] = {}
         self.published: list[SharedSegment] = []
         self.fresh: list[SharedSegment] = []
@@ -125,7 +130,7 @@ class Transport:
 
         When this is cancelled the bytes are not read any more after it has returned, and nothing stays published.
         """
-        placement = Placement()
+        placement = Placement(worker.url)
         chosen = self._by_segment(tensors, worker)
         if chosen:
             failures = await self._place(placement, chosen)
@@ -138,14 +143,14 @@ class Transport:
         return placement
 
     async def end(self, placement: Placement, *, consumed: bool) -> None:
-        """Remove the names nobody has read and settle the fresh segments; a second call does nothing.
+        """The attempt needs its names no longer; a second call does nothing.
 
         `consumed`: the engine's first response has arrived, so no reader is at work any more.
         """
         if placement.ended:
             return
         placement.ended = True
-        if placement.published or placement.fresh:
+        if placement.fresh or (placement.published and not consumed):
             await self._in_thread(lambda: _end(placement, consumed))
 
     def close(self) -> None:
@@ -208,10 +213,11 @@ class Transport:
 
 
 def _end(placement: Placement, consumed: bool) -> None:
-    for segment in (*placement.published, *placement.fresh):
-        _quietly(segment.withdraw)
+    if not consumed:
+        for segment in placement.published:
+            _quietly(segment.withdraw)
     for segment in placement.fresh:
-        _quietly(lambda segment=segment: segment.settle(consumed=consumed))  # type: ignore[misc]
+        _quietly(partial(segment.settle, consumed=consumed, reader=placement.reader))
 
 
 def _quietly(work: Callable[[], None]) -> None:

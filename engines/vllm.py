@@ -7,7 +7,6 @@ attempts, retries and aborts are decided in `engines.dispatch`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
@@ -27,7 +26,7 @@ from engines.base import (
     TopLogprob,
 )
 from engines.transport import Handle, Outgoing
-from engines.wire import Part, field, nbytes_of
+from engines.wire import Part, field
 
 if TYPE_CHECKING:  # the pure part needs no grpclib
     from engines.channel import Stream, WorkerChannels
@@ -44,7 +43,6 @@ _MODALITIES = {
 # What identifies a clip or picture to a decode worker travels by value at any threshold: both SMG versions recorded
 # do so.
 _BY_VALUE = frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid"})
-_MAX_MESSAGE_BYTES = (1 << 31) - 1  # protobuf's own limit
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _MAX_LOGPROBS = 20
 
@@ -68,10 +66,6 @@ def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Hand
     parts: list[Part] = [message.SerializeToString()]
     for number, batch in zip(_batch_fields(request), request.media, strict=True):
         parts += field([number], _multimodal_inputs(batch, placements))
-    if (nbytes := nbytes_of(parts)) > _MAX_MESSAGE_BYTES:
-        raise EngineError(
-            "INVALID_ARGUMENT", f"the engine message would be {nbytes} bytes, above the limit of {_MAX_MESSAGE_BYTES}"
-        )
     return parts
 
 
@@ -320,7 +314,7 @@ class VllmEngine:
 
     def generate(
         self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]
-    ) -> "AbstractAsyncContextManager[Stream]":
+    ) -> "Stream[vllm_engine_pb2.GenerateResponse]":
         """Sends the message and gives the stream of GenerateResponse."""
         parts = build(request, attempt_id, placements)
         return self._channels.stream(f"/{SERVICE}/Generate", parts, vllm_engine_pb2.GenerateResponse)
@@ -330,11 +324,11 @@ class VllmEngine:
 
     async def tokenizer_bundle(self) -> AsyncIterator[tuple[bytes, str]]:
         """Pieces of the archive of tokenizer files with the digest, which is set on the last piece only."""
-        chunks = self._channels.server_stream(
+        async with self._channels.server_stream(
             f"/{SERVICE}/GetTokenizer", common_pb2.GetTokenizerRequest(), common_pb2.GetTokenizerChunk
-        )
-        async for chunk in chunks:
-            yield chunk.data, chunk.sha256
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk.data, chunk.sha256
 
     def close(self) -> None:
         self._channels.close()

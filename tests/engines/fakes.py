@@ -72,9 +72,10 @@ class DirectorySegment:
         for name in self.names:
             (self._store.directory / name).unlink(missing_ok=True)
 
-    def settle(self, *, consumed):
+    def settle(self, *, consumed, reader=None):
         assert self.settled is None, "settled twice"
-        self.settled = consumed
+        self.settled, self.reader = consumed, reader
+        self.withdraw()
         self.master.unlink()
 
 

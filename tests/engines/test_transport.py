@@ -16,6 +16,7 @@ from tests.engines.fakes import DirectorySegment, DirectoryStore, Figures
 
 @dataclass
 class Reader:
+    url: str = "grpc://engine:1"
     runtime: str = "vllm"
     takes_segments: bool = True
     tensor_transport: str | None = None
@@ -113,7 +114,20 @@ async def test_own_segment_is_published_not_copied_and_stays_the_callers(transpo
     assert os.stat(store.directory / placement.handles["a"].name).st_nlink == 2
     assert store.segments == []
     await sender.end(placement, consumed=True)
-    assert mine.settled is None and store.files == [mine.master.name]
+    assert mine.settled is None
+    mine.settle(consumed=True)
+    assert store.files == []
+
+
+async def test_own_segment_of_a_failed_attempt_can_be_published_again(transport, store):
+    mine = DirectorySegment(store, tensor(1000).buffers)
+    sender = transport(shm_min_bytes=1)
+    first = await sender.place([out("a", 1000, segment=mine)], Reader())
+    await sender.end(first, consumed=False)
+    assert store.files == [mine.master.name]
+    second = await sender.place([out("a", 1000, segment=mine)], Reader())
+    assert second.handles["a"].name != first.handles["a"].name
+    mine.settle(consumed=True)
 
 
 @pytest.mark.parametrize("consumed", [True, False])
@@ -124,7 +138,7 @@ async def test_end_withdraws_and_settles_once(transport, store, consumed):
     await sender.end(placement, consumed=consumed)
     await sender.end(placement, consumed=not consumed)
     assert store.files == []
-    assert [segment.settled for segment in store.segments] == [consumed, consumed]
+    assert [(segment.settled, segment.reader) for segment in store.segments] == [(consumed, "grpc://engine:1")] * 2
 
 
 @pytest.mark.parametrize("trouble", ["no room", "write", "publish", "own segment", "no store"])
@@ -161,6 +175,7 @@ async def test_one_stuck_file_does_not_keep_the_others(transport, store, caplog)
     store.segments[0].withdraw = refuse
     await sender.end(placement, consumed=False)
     assert [segment.settled for segment in store.segments] == [False, False]
+    assert not store.segments[1].master.exists()
     assert "could not be removed" in caplog.text
 
 

@@ -128,22 +128,6 @@ def test_items_of_different_width_are_a_fault():
         build(request, "id", {})
 
 
-class HugeBuffer(bytes):
-    """Claims three gigabytes without having them."""
-
-    def __len__(self) -> int:
-        return 3 << 30
-
-
-def test_message_above_protobufs_limit_is_refused():
-    item = MediaItem("0" * 64, Range(0, 1), (), Tensor("uint8", (3 << 30,), (HugeBuffer(b"x"),)), {})
-    batch = MediaBatch(Modality.IMAGE, (item,), 7, Layout())
-    request = EngineRequest("id", "m", [1], "t", Sampling(), False, (batch,))
-    with pytest.raises(EngineError) as refused:
-        build(request, "id", {})
-    assert refused.value.status == "INVALID_ARGUMENT"
-
-
 # ---------------------------------------------------------------- replies
 
 

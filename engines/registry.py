@@ -1,0 +1,219 @@
+"""The engine workers: registration, labels, health, and who may be asked for a model.
+
+Theory of operation.  Every worker has one task.  It introduces itself to the engine (which engine, is it well, labels,
+then the `prepare` hook, where the model's tokenizer is loaded) until that succeeds: the pauses grow with the time
+already waited, so an engine that starts late is found soon.  From then on the task watches: a health check every
+interval, and at once when the control connection is lost.  A lost connection may mean a restarted engine with other
+settings, so the worker is *stale*, gets no requests, and is introduced again; labels are never trusted beyond the
+connection they were read on.
+
+    pending --introduced--> ready --3 failed checks, or lost and not back--> not_ready --introduced--> ready
+    pending --refused, or too long--> failed          any --remove--> draining --load 0 or grace over--> gone
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import ClassVar
+
+import msgspec
+
+from engines.base import Observer
+from engines.channel import WorkerChannels, parse_url
+from engines.health import HealthSettings, Life
+from engines.probe import Unsupported, check_supported
+from engines.worker import Status, Worker, WorkerSpec
+
+log = logging.getLogger(__name__)
+
+
+class RegistrySettings(msgspec.Struct, frozen=True):
+    """Field names follow the flags; all times in seconds.
+
+    `drain_settle_s`: how long a worker that is removed keeps its connections at least; `drain_grace_s`: how long it
+    then waits for requests in flight.
+    """
+
+    health: HealthSettings = HealthSettings()
+    drain_settle_s: float = 5.0
+    drain_grace_s: float = 180.0
+    connect_timeout_s: float = 10.0
+
+
+class RegistryError(Exception):
+    """A registration or removal that cannot be; the message is for the operator, `code` as in the admin API."""
+
+    code: ClassVar[str] = "BAD_REQUEST"
+
+
+class WorkerRefused(RegistryError):
+    """The specification asks for something this version does not do."""
+
+
+class WorkerExists(RegistryError):
+    code = "WORKER_ALREADY_EXISTS"
+
+
+class WorkerBeingCreated(RegistryError):
+    code = "WORKER_CREATE_IN_PROGRESS"
+
+
+class WorkerNotFound(RegistryError):
+    code = "WORKER_NOT_FOUND"
+
+
+async def _nothing_to_prepare(_worker: Worker) -> None:
+    return None
+
+
+class Registry:
+    """All workers of the gateway.  Make it and use it inside one event loop; `close` it in the end.
+
+    `prepare` is awaited before a worker becomes ready, each time; what it raises counts as a failed introduction and
+    is tried again.
+    """
+
+    def __init__(
+        self,
+        settings: RegistrySettings,
+        observer: Observer,
+        *,
+        prepare: Callable[[Worker], Awaitable[None]] = _nothing_to_prepare,
+    ) -> None:
+        self._settings = settings
+        self._observer = observer
+        self._prepare = prepare
+        self._workers: dict[str, Worker] = {}
+        self._channels: dict[str, WorkerChannels] = {}
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._drains: dict[str, asyncio.Task[None]] = {}
+
+    # ------------------------------------------------------------ asked
+
+    @property
+    def workers(self) -> list[Worker]:
+        """All of them, in the order they were added."""
+        return list(self._workers.values())
+
+    def get(self, worker_id: str) -> Worker:
+        """Raises WorkerNotFound."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            raise WorkerNotFound(f"no worker has the id {worker_id!r}")
+        return worker
+
+    def models(self) -> list[str]:
+        """Model ids of all workers that once told theirs, healthy or not; aliases are not listed."""
+        found = {worker.model_id: None for worker in self._workers.values() if worker.model_id}
+        return list(found)
+
+    def workers_of(self, model: str, *, healthy_only: bool = True) -> list[Worker]:
+        """Workers that serve `model` (its id or an alias)."""
+        return [
+            worker
+            for worker in self._workers.values()
+            if model in worker.model_names and (worker.is_healthy or not healthy_only)
+        ]
+
+    # ------------------------------------------------------------ changed
+
+    async def add(self, spec: WorkerSpec) -> Worker:
+        """Register a worker and return it at once, `pending`; everything else happens in its own task.
+
+        Raises WorkerRefused (a URL or type that cannot be), WorkerExists or WorkerBeingCreated (same URL).  A worker
+        that has failed is replaced.
+        """
+        url = canonical_url(spec.url)
+        _check_spec(spec)
+        self._make_room(url)
+        worker = Worker(spec, url)
+        channels = WorkerChannels(url, connect_timeout_s=self._settings.connect_timeout_s)
+        self._workers[worker.id] = worker
+        self._channels[worker.id] = channels
+        life = Life(worker, channels, self._settings.health.overridden(spec.health), self._observer, self._prepare)
+        self._lives[worker.id] = asyncio.create_task(life.run(), name=f"worker {url}")
+        log.info("worker %s: registered", url)
+        return worker
+
+    def remove(self, worker_id: str) -> Worker:
+        """Take a worker out of service: no new requests from now on.
+
+        In the background it drains (settle time, then until nothing is in flight, at most the grace), then it is
+        gone.  A second call changes nothing.  Raises WorkerNotFound.
+        """
+        worker = self.get(worker_id)
+        if worker.id not in self._drains:
+            self._lives[worker.id].cancel()
+            worker.status = Status.DRAINING
+            self._drains[worker.id] = asyncio.create_task(self._drain(worker), name=f"drain {worker.url}")
+            log.info("worker %s: draining", worker.url)
+        return worker
+
+    async def close(self) -> None:
+        """Stop all tasks and close all connections; calls under way end with UNAVAILABLE."""
+        tasks = [*self._lives.values(), *self._drains.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channels in self._channels.values():
+            channels.close()
+        for keep in (self._workers, self._channels, self._lives, self._drains):
+            keep.clear()
+
+    def _make_room(self, url: str) -> None:
+        for other in self.workers:
+            if other.url != url:
+                continue
+            if other.status is Status.FAILED:
+                self._forget(other)
+            elif other.status is Status.PENDING:
+                raise WorkerBeingCreated(f"worker {url} is being registered already, its id is {other.id}")
+            else:
+                raise WorkerExists(f"worker {url} exists already, its id is {other.id}")
+
+    async def _drain(self, worker: Worker) -> None:
+        await asyncio.sleep(self._settings.drain_settle_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_grace_s):
+                await worker.idle.wait()
+        if worker.load:
+            log.warning("worker %s: removed with %d requests in flight", worker.url, worker.load)
+        self._forget(worker)
+        self._drains.pop(worker.id, None)
+
+    def _forget(self, worker: Worker) -> None:
+        self._lives.pop(worker.id).cancel()
+        self._channels.pop(worker.id).close()
+        del self._workers[worker.id]
+        self._observer.worker_removed(worker.url)
+        log.info("worker %s: gone", worker.url)
+
+
+def canonical_url(url: str) -> str:
+    """`grpc://host:port` or `grpcs://host:port`; a bare `host:port` is gRPC.  WorkerRefused says what else it is."""
+    scheme, separator, _ = url.strip().partition("://")
+    if separator and scheme.lower() in ("http", "https"):
+        raise WorkerRefused(f"{url}: workers are gRPC only, HTTP workers are not supported (use grpc://host:port)")
+    if separator and scheme.lower() == "ipc":
+        raise WorkerRefused(
+            f"{url}: workers are gRPC only, direct ZMQ workers are not supported (use grpc://host:port)"
+        )
+    try:
+        address = parse_url(url.strip())
+    except ValueError as error:
+        raise WorkerRefused(f"{url}: {error}") from None
+    if not address.port:
+        raise WorkerRefused(f"{url}: a worker needs a port from 1 to 65535")
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'grpcs' if address.is_tls else 'grpc'}://{host}:{address.port}"
+
+
+def _check_spec(spec: WorkerSpec) -> None:
+    if spec.worker_type != "regular":
+        raise WorkerRefused(f"{spec.url}: {spec.worker_type} workers are not supported yet, only regular ones")
+    if spec.runtime_type is not None:
+        try:
+            check_supported(spec.runtime_type)
+        except Unsupported as error:
+            raise WorkerRefused(f"{spec.url}: {error}") from None

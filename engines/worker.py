@@ -1,0 +1,218 @@
+"""One engine worker as the gateway sees it: what was asked for, what it said about itself, and how it is.
+
+Rule: a `Worker` is a record.  Only `engines.registry` changes its status and labels, only `engines.dispatch` its load;
+everybody else reads.  The words of `describe` are those of `GET /workers`.
+"""
+
+import asyncio
+import enum
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+import msgspec
+
+from engines import labels
+from engines.base import Form, Modality
+from engines.transport import Mode
+from engines.vllm import VllmEngine
+
+RuntimeName = Literal["vllm", "sglang", "trtllm", "tokenspeed", "mlx"]
+WorkerType = Literal["regular", "prefill", "decode", "encode"]
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """What an operator says about the model a worker serves; `aliases` are further names clients may use."""
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    context_length: int | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+class HealthOverride(msgspec.Struct, frozen=True):
+    """A worker's own health settings; None: as the gateway's."""
+
+    timeout_secs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    check_interval_secs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    success_threshold: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    failure_threshold: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    disable_health_check: bool | None = None
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A registration as it comes by flag or `POST /workers` (decodes from its JSON; unknown fields are ignored).
+
+    `labels` win over what the engine says.  `multimodal_tensor_transport` and `multimodal_shm_min_bytes` win over the
+    gateway's flags for this worker.  `priority` and `cost` are shown and not used by any policy yet.
+    """
+
+    url: str
+    runtime_type: RuntimeName | None = None
+    worker_type: WorkerType = "regular"
+    labels: Mapping[str, str] = {}
+    models: tuple[ModelSpec, ...] = ()
+    priority: int = 50
+    cost: float = 1.0
+    health: HealthOverride = HealthOverride()
+    multimodal_tensor_transport: Mode | None = None
+    multimodal_shm_min_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Status(enum.Enum):
+    """pending: never was ready yet; not_ready: was; failed: given up; draining: on its way out."""
+
+    PENDING = "pending"
+    READY = "ready"
+    NOT_READY = "not_ready"
+    FAILED = "failed"
+    DRAINING = "draining"
+
+
+class Worker:
+    """`url` is canonical (`grpc://host:port`); `client` is None until the engine was recognised.
+
+    `is_stale` is set while its connection was lost and the labels were not read again: the engine behind the URL may
+    be another one.  `failure` says why it is not ready, for logs and `describe`.
+    """
+
+    def __init__(self, spec: WorkerSpec, url: str) -> None:
+        self.id = str(uuid4())
+        self.spec = spec
+        self.url = url
+        self.status = Status.PENDING
+        self.is_stale = False
+        self.labels: dict[str, str] = {}
+        self.kv: dict[str, str] = {}
+        self.model_id = spec.models[0].id if spec.models else ""
+        self.client: VllmEngine | None = None
+        self.failure = ""
+        self.load = 0
+        self.examined = asyncio.Event()  # the labels were read, or that failed, since the connection was lost
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def runtime(self) -> str:
+        return self.client.name if self.client is not None else self.spec.runtime_type or ""
+
+    @property
+    def worker_type(self) -> str:
+        return self.spec.worker_type
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority
+
+    @property
+    def cost(self) -> float:
+        return self.spec.cost
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it may be given requests."""
+        return self.status is Status.READY and not self.is_stale
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        """The model id and its aliases; nothing before the engine has told its model."""
+        if not self.model_id:
+            return frozenset()
+        return frozenset({self.model_id, *(alias for model in self.spec.models for alias in model.aliases)})
+
+    def learn(self, told: dict[str, str]) -> None:
+        """Take over what the engine says about itself (all labels at once, see `engines.labels.merged`)."""
+        self.kv = {name: told.pop(name) for name in labels.KV_FIELDS if name in told}
+        self.labels = told
+        self.model_id = labels.model_id(told, self.spec.models[0].id if self.spec.models else None)
+
+    # ------------------------------------------------------------ what it takes
+
+    def form(self, default_dtype: str | None) -> Form:
+        """In which form it wants pixels; `default_dtype` is the operator's variable for this runtime, None when
+        unset.
+        """
+        return labels.form(self.labels, default_dtype)
+
+    def accepts(self, modality: Modality) -> bool:
+        """Whether the engine takes such media at all; one without an encoder (`supports_vision=false`) takes none."""
+        if self.client is None or self.labels.get("supports_vision") == "false":
+            return False
+        return modality in self.client.modalities
+
+    @property
+    def item_limits(self) -> dict[Modality, int]:
+        """The engine's own bounds on items of one prompt; a modality that is not in it has none."""
+        return labels.item_limits(self.labels)
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and answer together, as configured or told; None when nobody says."""
+        if self.spec.models and self.spec.models[0].context_length is not None:
+            return self.spec.models[0].context_length
+        told = self.labels.get("max_context_length", "")
+        return int(told) if told.isdecimal() else None
+
+    @property
+    def takes_segments(self) -> bool:
+        return self.client is not None and self.client.takes_segments
+
+    @property
+    def tensor_transport(self) -> Mode | None:
+        return self.spec.multimodal_tensor_transport
+
+    @property
+    def shm_min_bytes(self) -> int | None:
+        return self.spec.multimodal_shm_min_bytes
+
+    def shares_memory(self, namespace: str | None) -> bool:
+        """Whether it told the same /dev/shm as ours (`engines.transport.shm_namespace`)."""
+        return namespace is not None and self.labels.get("shm_namespace_id") == namespace
+
+    # ------------------------------------------------------------ load
+
+    def begin(self) -> None:
+        self.load += 1
+        self.idle.clear()
+
+    def finish(self) -> None:
+        self.load -= 1
+        if self.load == 0:
+            self.idle.set()
+
+    # ------------------------------------------------------------ shown
+
+    def describe(self) -> dict[str, Any]:
+        """The worker as `GET /workers` shows it."""
+        shown: dict[str, Any] = {
+            "id": self.id,
+            "model_id": self.model_id or "unknown",
+            "url": self.url,
+            "models": self._model_cards(),
+            "worker_type": self.worker_type,
+            "connection_mode": "grpc",
+            "runtime_type": self.runtime or None,
+            "labels": dict(sorted(self.labels.items())),
+            "priority": self.priority,
+            "cost": self.cost,
+            "is_healthy": self.is_healthy,
+            "status": self.status.value,
+            "load": self.load,
+        }
+        shown.update(self.kv)
+        if self.failure and not self.is_healthy:
+            shown["error"] = self.failure
+        return shown
+
+    def _model_cards(self) -> list[dict[str, Any]]:
+        if not self.model_id:
+            return []
+        takes_media = any(self.accepts(modality) for modality in Modality)
+        card: dict[str, Any] = {
+            "id": self.model_id,
+            "aliases": sorted(self.model_names - {self.model_id}),
+            "context_length": self.context_length,
+            "model_type": ["chat", "vision"] if takes_media and self.labels.get("supports_vision") else ["chat"],
+        }
+        return [card]

@@ -1,0 +1,222 @@
+"""A vLLM engine for tests: grpcio's asyncio server with scripted answers, in the test's own event loop.
+
+Each Generate takes the next action of `script`, else `otherwise`.  An action is an async generator function of
+(engine, request, context) that yields replies, or bytes to be sent as they are.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+SERVICE = "vllm.grpc.engine.VllmEngine"
+
+MODEL_INFO = {
+    "model_path": "qwen3-vl",
+    "is_generation": True,
+    "max_context_length": 262144,
+    "vocab_size": 151936,
+    "supports_vision": True,
+    "served_model_name": "qwen3-vl",
+    "tokenizer_path": "qwen3-vl",
+    "model_type": "qwen3_vl",
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "eos_token_ids": [151645, 151643],
+    "pad_token_id": 151643,
+    "bos_token_id": 151643,
+    "max_req_input_len": 262143,
+}
+SERVER_INFO = {"server_type": "vllm-grpc", "data_parallel_size": 1, "uptime_seconds": 12.5, "active_requests": 3}
+
+
+def chunk(ids, index=0, **fields):
+    body = pb.GenerateStreamChunk(token_ids=ids, index=index, prompt_tokens=5, completion_tokens=len(ids), **fields)
+    return pb.GenerateResponse(chunk=body)
+
+
+def complete(ids, index=0, **fields):
+    fields = {"finish_reason": "stop", "prompt_tokens": 5, "completion_tokens": len(ids), **fields}
+    return pb.GenerateResponse(complete=pb.GenerateComplete(output_ids=ids, index=index, **fields))
+
+
+def answers(*ids):
+    """A regular answer: streamed when the request streams."""
+
+    async def action(engine, request, context):
+        for index in range(request.sampling_params.n):
+            if request.stream:
+                for token in ids:
+                    yield chunk([token], index)
+                yield complete([], index)
+            else:
+                yield complete(list(ids), index)
+
+    return action
+
+
+def fails(status, details="because"):
+    async def action(engine, request, context):
+        await context.abort(getattr(grpc.StatusCode, status), details)
+        yield
+
+    return action
+
+
+def sends(*messages, then=None):
+    """Exactly these messages; then a status, "hang", or the end of the stream."""
+
+    async def action(engine, request, context):
+        for message in messages:
+            yield message
+        if then == "hang":
+            await asyncio.Event().wait()
+        elif then is not None:
+            await context.abort(getattr(grpc.StatusCode, then), "in mid-stream")
+
+    return action
+
+
+hangs = sends(then="hang")
+
+
+class Engine:
+    """`received`: Generate messages in order.  `tensors`: bytes read from shared memory, by file name."""
+
+    def __init__(self, *, model_info=None, server_info=None, segments: Path | None = None):
+        self.model_info = {**MODEL_INFO, **(model_info or {})}
+        self.server_info = {**SERVER_INFO, **(server_info or {})}
+        self.services = [SERVICE]
+        self.segments = segments
+        self.script = []
+        self.otherwise = answers(11, 12, 13)
+        self.healthy = True
+        self.fail_method = {}  # method -> status name
+        self.received = []
+        self.aborted = []
+        self.cancelled = []
+        self.finished = []
+        self.tensors = {}
+        self.calls = Counter()
+        self.bundle = [(b"PK", ""), (b"rest", "digest")]
+        self.port = 0
+        self._server = None
+
+    @property
+    def url(self):
+        return f"grpc://127.0.0.1:{self.port}"
+
+    async def start(self):
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
+        for service in self.services:
+            self._server.add_generic_rpc_handlers((self._handlers(service),))
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+        return self
+
+    async def stop(self, grace=0):
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(grace)
+
+    def _handlers(self, service):
+        unary = {
+            "HealthCheck": (pb.HealthCheckRequest, self._health),
+            "GetModelInfo": (pb.GetModelInfoRequest, self._model_info),
+            "GetServerInfo": (pb.GetServerInfoRequest, self._server_info),
+            "Abort": (pb.AbortRequest, self._abort),
+        }
+        streams = {"Generate": (pb.GenerateRequest, self._generate), "GetTokenizer": (None, self._tokenizer)}
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._counted(name, method), request.FromString, lambda reply: reply.SerializeToString()
+            )
+            for name, (request, method) in unary.items()
+        }
+        for name, (request, method) in streams.items():
+            handlers[name] = grpc.unary_stream_rpc_method_handler(
+                method,
+                request.FromString if request else bytes,
+                lambda reply: reply if isinstance(reply, bytes) else reply.SerializeToString(),
+            )
+        return grpc.method_handlers_generic_handler(service, handlers)
+
+    def _counted(self, name, method):
+        async def call(request, context):
+            self.calls[name] += 1
+            if name in self.fail_method:
+                await context.abort(getattr(grpc.StatusCode, self.fail_method[name]), "scripted")
+            return await method(request, context)
+
+        return call
+
+    async def _health(self, request, context):
+        return pb.HealthCheckResponse(healthy=self.healthy)
+
+    async def _model_info(self, request, context):
+        return pb.GetModelInfoResponse(**self.model_info)
+
+    async def _server_info(self, request, context):
+        return pb.GetServerInfoResponse(**self.server_info)
+
+    async def _abort(self, request, context):
+        self.aborted += request.request_ids
+        return pb.AbortResponse()
+
+    async def _tokenizer(self, request, context):
+        for data, digest in self.bundle:
+            yield common_pb2.GetTokenizerChunk(data=data, sha256=digest)
+
+    async def _generate(self, request, context):
+        self.received.append(request)
+        action = self.script.pop(0) if self.script else self.otherwise
+        try:
+            if self.segments is not None:
+                self._read_segments(request)
+            async for reply in action(self, request, context):
+                yield reply
+        except asyncio.CancelledError:
+            self.cancelled.append(request.request_id)
+            raise
+        self.finished.append(request.request_id)
+
+    def _read_segments(self, request):
+        """As the published servicer: open, read, unlink."""
+        batches = [request.mm_inputs, *request.extra_mm_inputs]
+        for batch in batches:
+            for tensor in (batch.pixel_values, *batch.model_specific_tensors.values()):
+                if tensor.WhichOneof("payload") == "shm":
+                    path = self.segments / tensor.shm.name
+                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+                    self.tensors[tensor.shm.name] = os.pread(fd, tensor.shm.nbytes, tensor.shm.offset)
+                    os.close(fd)
+                    os.unlink(path)
+
+
+@asynccontextmanager
+async def engine(**options):
+    made = await Engine(**options).start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def until(condition, *, within=5.0):
+    """Wait for something that will be true soon."""
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def closing(thing):
+    try:
+        yield thing
+    finally:
+        with suppress(asyncio.CancelledError):
+            await thing.close()
