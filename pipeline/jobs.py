@@ -142,11 +142,12 @@ class MediaWorkshop:
         try:
             if job.modality is not Modality.IMAGE:
                 raise MediaError(f"{job.modality.value} is not decoded here")
-            if isinstance(job, Inspect):
-                return _inspect(job, bench)
-            return self._encode(job, bench)
+            return _inspect(job, bench) if isinstance(job, Inspect) else self._encode(job, bench)
         except MediaError as error:
-            raise JobError(str(error)) from error
+            refusal = str(error)
+        finally:
+            allocator.trim()
+        raise JobError(refusal)  # out here: the frames that hold the picture are gone
 
     def _encode(self, job: Encode, bench: Bench) -> Encoded:
         family, settings = self._models[job.model]
@@ -155,20 +156,10 @@ class MediaWorkshop:
         decoded = time.perf_counter()
         nbytes = math.prod(job.measured.primary_shape) * ITEM_BYTES[job.form.dtype]
         first, *others = (_sink(sink, nbytes, bench) for sink in job.sinks)
-        out = np.frombuffer(first, np.uint8)
-        family.encode(settings, job.modality, picture, job.measured, job.form, out)
+        family.encode(settings, job.modality, picture, job.measured, job.form, np.frombuffer(first, np.uint8))
         for other in others:
             other[:] = first
-        encoded = time.perf_counter()
-        pixels = picture.width * picture.height
-        del picture
-        if pixels > _LARGE_PICTURE:
-            allocator.trim()
-        return Encoded(decode_s=decoded - began, preprocess_s=encoded - decoded)
-
-
-# Pictures above this leave more free memory behind than a process keeps (about 10 bytes a pixel while it works).
-_LARGE_PICTURE = allocator.KEPT_BYTES // 10
+        return Encoded(decode_s=decoded - began, preprocess_s=time.perf_counter() - decoded)
 
 
 def _inspect(job: Inspect, bench: Bench) -> Inspected:

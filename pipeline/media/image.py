@@ -163,6 +163,8 @@ def _open(data: memoryview) -> tuple[ImageFile.ImageFile, int, str]:
         raise MediaError(f"image decode error: {name} is not supported by this build (known: {', '.join(FORMATS)})")
     if name == "WEBP" and (canvas := image_header.webp_canvas(data)):
         _check_limits(*canvas, 3)
+    if name == "JPEG2000" and not image_header.jpeg2000_is_whole(data):
+        raise MediaError("image decode error: broken JPEG2000 data: image file is truncated")
     with _translated(name):
         image = opener(cast(IO[bytes], _Window(data)))
         _check_limits(image.height, image.width, _pixel_bytes(image.mode))

@@ -1,8 +1,9 @@
-"""What can be read from a picture's bytes without its decoder: the format, WebP's canvas, PNG metadata behind the
-pixels.
+"""What can be read from a picture's bytes without its decoder.
 
-Pillow's plugins tell the rest from the header (`image.py` asks them).  These three they would tell too late: a WebP
-canvas is allocated twice by opening the file, and a PNG orientation behind the pixels is seen only after decoding them.
+Pillow's plugins tell most of the header (`image.py` asks them); what is here they tell too late or not at all: the
+format of bytes they refuse, a WebP canvas (opening the file allocates it twice), a PNG orientation behind the pixels
+(seen only after decoding them), and whether a JPEG 2000 file ends early (the decoder fills the rest with black in
+silence).
 """
 
 import struct
@@ -109,6 +110,48 @@ def png_with_late_metadata(data: memoryview) -> bytes | None:
         return None
     rest = [(b"IDAT", memoryview(b"")), (b"IEND", memoryview(b""))]
     return bytes(data[:33]) + b"".join(_png_chunk(name, body) for name, body in metadata + rest)
+
+
+def jpeg2000_is_whole(data: memoryview) -> bool:
+    """Whether every tile part and the end mark are there: the decoder fills what is missing with black in silence.
+
+    ISO 15444-1: main header segments up to the first SOT (FF90); each tile part states its length (0: up to the end
+    mark); then EOC (FFD9).  Whatever follows that does not matter.
+    """
+    position = _codestream(data) + 2  # behind SOC
+    while position + 4 <= len(data):
+        marker, length = struct.unpack_from(">HH", data, position)
+        if marker == 0xFF90:
+            if position + 10 > len(data):
+                return False
+            (part,) = struct.unpack_from(">I", data, position + 6)
+            if part == 0:
+                return bytes(data[position:]).rstrip(b"\0").endswith(b"\xff\xd9")
+            position += max(part, 12)
+        elif marker == 0xFFD9:
+            return True
+        else:
+            position += 2 + max(length, 2)
+    return bytes(data[position : position + 2]) == b"\xff\xd9"
+
+
+def _codestream(data: memoryview) -> int:
+    """Where a JPEG 2000 codestream begins: at once, or in the `jp2c` box of a JP2 file; else the data's length."""
+    if bytes(data[:4]) == b"\xff\x4f\xff\x51":
+        return 0
+    position = 0
+    while position + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, position)
+        head = 8
+        if length == 1 and position + 16 <= len(data):
+            (length,) = struct.unpack_from(">Q", data, position + 8)
+            head = 16
+        if kind == b"jp2c":
+            return position + head
+        if length < head:
+            break
+        position += length
+    return len(data)
 
 
 def _png_chunk(name: bytes, body: memoryview) -> bytes:

@@ -48,8 +48,14 @@ class QwenVision(Family):
     max_pixels: ClassVar[int]
     mean: ClassVar[tuple[float, float, float]]
     std: ClassVar[tuple[float, float, float]]
-    anchor_text: ClassVar[Mapping[Modality, str]] = {Modality.IMAGE: "<|image_pad|>"}
-    token_id_key: ClassVar[Mapping[Modality, str]] = {Modality.IMAGE: "image_token_id"}
+    anchor_text: ClassVar[Mapping[Modality, str]] = {
+        Modality.IMAGE: "<|image_pad|>",
+        Modality.VIDEO: "<|video_pad|>",
+    }
+    token_id_key: ClassVar[Mapping[Modality, str]] = {
+        Modality.IMAGE: "image_token_id",
+        Modality.VIDEO: "video_token_id",
+    }
 
     settings_type = QwenSettings
 
@@ -97,6 +103,8 @@ class QwenVision(Family):
 
     def feature_token(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> int:
         """The configured id; for a config without one, the id of the family's own placeholder."""
+        if modality not in self.token_id_key:
+            raise FamilyError(f"{self.name} has no token for {modality.value}")
         configured = bundle.config.get(self.token_id_key[modality])
         if isinstance(configured, int) and not isinstance(configured, bool):
             return configured

@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def draw(width: int, height: int, mode: str, seed: int) -> Image.Image:
-    """Ramps that wrap at 192 plus uniform noise below 64, from numpy's default generator, one channel after the other."""
+    """Ramps that wrap at 192 plus uniform noise below 64 from numpy's default generator, channel after channel."""
     noise = np.random.default_rng(seed)
     rows = np.arange(height, dtype=np.int64).reshape(-1, 1)
     columns = np.arange(width, dtype=np.int64)

@@ -31,6 +31,7 @@ QWEN2_PREPROCESSOR = {
 }
 FAMILY = by_name("qwen3_vl")
 PICTURE = Modality.IMAGE
+FLOAT32 = Form()
 
 
 def through_png(case: Any) -> Image.Image:
@@ -42,7 +43,7 @@ def through_png(case: Any) -> Image.Image:
     return decode(memoryview(encoded.getvalue()), Hints())
 
 
-def encode(preprocessor: Any, picture: Image.Image, form: Form = Form()) -> tuple[Any, np.ndarray]:
+def encode(preprocessor: Any, picture: Image.Image, form: Form = FLOAT32) -> tuple[Any, np.ndarray]:
     settings = FAMILY.settings(BundleConfig({}, preprocessor))
     measured = FAMILY.measure(settings, PICTURE, Source(picture.height, picture.width))
     width = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}[form.dtype]

@@ -9,11 +9,10 @@ from pipeline.models import Families
 from pipeline.models.base import Family
 
 
-def family(name: str, types: set[str] = frozenset(), patterns: tuple[tuple[str, ...], ...] = ()) -> Family:  # type: ignore[assignment]
-    made = type(
-        name, (Family,), {"name": name, "model_types": frozenset(types), "name_patterns": patterns, "limits": {}}
-    )
-    return made()  # type: ignore[no-any-return]
+def family(name: str, *types: str, patterns: tuple[tuple[str, ...], ...] = ()) -> Family:
+    claims = {"name": name, "model_types": frozenset(types), "name_patterns": patterns, "limits": {}}
+    found: Family = type(name, (Family,), claims)()
+    return found
 
 
 def name_of(found: Family | None) -> str | None:
@@ -43,7 +42,7 @@ def test_text_models_have_no_family(model: str, model_type: str | None) -> None:
 
 
 def test_type_beats_name() -> None:
-    families = Families([family("a", {"a_type"}), family("b", patterns=(("bee",),))])
+    families = Families([family("a", "a_type"), family("b", patterns=(("bee",),))])
     assert name_of(families.family_of("bee", "a_type")) == "a"
     assert name_of(families.family_of("BEE", "other")) == "b"
 
@@ -63,7 +62,7 @@ def test_longest_pattern_wins_whatever_the_order(reverse: bool) -> None:
 )
 def test_double_claims_stop_the_start(second: Family) -> None:
     with pytest.raises(ValueError, match="both claim"):
-        Families([family("a", {"same"}, (("x", "y"),)), second])
+        Families([family("a", "same", patterns=(("x", "y"),)), second])
 
 
 @pytest.mark.parametrize(
