@@ -22,7 +22,6 @@ from pipeline import frontend, logs  # noqa: E402
 from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError  # noqa: E402
 from pipeline.flags import Invocation, parse  # noqa: E402
 from pipeline.jobs import MediaWorkshop  # noqa: E402
-from pipeline.versions import codec_faults  # noqa: E402
 from pool.supervisor import Supervisor  # noqa: E402
 
 _log = logging.getLogger("mediagate")
@@ -53,11 +52,9 @@ def demo(invocation: Invocation) -> int:
 
 
 def serve(config: Config) -> int:
-    logs.set_up(config.log)
+    logs.set_up(config.log, os.environ)
     for warning in config.warnings:
         _log.warning("%s", warning)
-    for fault in codec_faults():
-        _log.warning("%s", fault)
     _log.info("%s", config.summary())
     workshop = MediaWorkshop()
     workshop.preload()

@@ -7,6 +7,7 @@ time-outs.)
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from pipeline.bundle import Bundle, load_bundle, locate
 from pipeline.config import Config
 from pipeline.errors import GatewayError
 from pipeline.jobs import ModelSettings
-from pipeline.models.base import Family, FamilyError, Vocabulary
+from pipeline.models.base import Anchor, BundleConfig, Family, FamilyError, Vocabulary
 from pipeline.plan import ServedModel
 
 _log = logging.getLogger("mediagate.catalog")
@@ -151,6 +152,7 @@ class Catalog:
             settings=settings,
             key=key,
             anchors={modality: family.anchor(config, vocabulary, modality) for modality in modalities},
+            guards=_guards(family, config, vocabulary, modalities),
             feature_tokens={modality: family.feature_token(config, vocabulary, modality) for modality in modalities},
             limits={modality: limit for modality, (limit, _) in limits.items()},
             limit_source={modality: source for modality, (_, source) in limits.items()},
@@ -163,6 +165,17 @@ class Catalog:
         if modality is Modality.IMAGE and media.image_max_count is not None:
             return media.image_max_count, "SMG_IMAGE_MAX_COUNT"
         return family.limits[modality], "the model spec"
+
+
+def _guards(
+    family: Family, config: BundleConfig, vocabulary: Vocabulary, served: frozenset[Modality]
+) -> dict[Modality, Anchor]:
+    """Anchors the checkpoint knows for modalities it is not served with: in text they would reach the engine raw."""
+    found = {}
+    for modality in frozenset(Modality) - served:
+        with contextlib.suppress(FamilyError):
+            found[modality] = family.anchor(config, vocabulary, modality)
+    return found
 
 
 def _sampling_defaults(text: str | None) -> Mapping[str, Any]:

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 
 from engines.base import ITEM_BYTES, Form, MediaBatch, MediaItem, Modality, Tensor
-from engines.transport import Transport
-from engines.worker import Worker
+from engines.dispatch import Outlook
 from pipeline.admission import InflightMedia
 from pipeline.config import Config
 from pipeline.errors import GatewayError
@@ -25,11 +24,13 @@ from pipeline.models.base import Measured, MediaError, SideTensor, Source
 from pipeline.plan import ServedModel
 from pipeline.prompt import Expanded
 from pipeline.ticket import Ticket
+from pool.arena import Arena
 from pool.pool import JobCrashed, JobFailed, JobLost, JobOverran, Outcome, Pool
 from pool.segments import Segment, SegmentStore
-from pool.spans import Arena, ArenaTooSmall, Lease, Span
+from pool.spans import ArenaTooSmall, Lease, Span
 
 T = TypeVar("T")
+Buffers = tuple[tuple[memoryview, ...], ...]  # by distinct item, then by position
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ class Pixels(msgspec.Struct, frozen=True):
 
     looks: tuple[Look, ...]
     form: Form
-    buffers: tuple[tuple[memoryview, ...], ...]
+    buffers: Buffers
     segment: Segment | None
 
 
@@ -75,7 +76,6 @@ class Encoder:
         pool: Pool[Job, Result],
         outputs: Arena,
         segments: SegmentStore,
-        transport: Transport,
         inflight: InflightMedia,
         receiver: Receiver,
         metrics: Metrics,
@@ -83,7 +83,6 @@ class Encoder:
         self._pool = pool
         self._outputs = outputs
         self._segments = segments
-        self._transport = transport
         self._inflight = inflight
         self._receiver = receiver
         self._metrics = metrics
@@ -93,11 +92,7 @@ class Encoder:
         """Decode base64, hash and measure every item.  Raises `multimodal_processing_failed`,
         `multimodal_payload_too_large`.
         """
-        looks = tuple(
-            await all_or_first_error([self._look(model, item, intake.lease, ticket) for item in intake.items])
-        )
-        self._inflight.check_size(sum(tensor_bytes(look.measured, Form()) * len(look.item.positions) for look in looks))
-        return looks
+        return tuple(await all_or_first_error([self._look(model, item, intake.lease, ticket) for item in intake.items]))
 
     async def _look(self, model: ServedModel, item: Item, lease: Lease, ticket: Ticket) -> Look:
         job = Inspect(
@@ -125,15 +120,16 @@ class Encoder:
         intake: Intake,
         looks: tuple[Look, ...],
         form: Form,
-        candidates: Sequence[Worker],
+        outlook: Outlook,
         ticket: Ticket,
     ) -> Pixels:
         """Make every item's tensor.  Spans and segment are in the ticket's `media` custody."""
         sizes = [tensor_bytes(look.measured, form) for look in looks]
-        segment = self._segment_for(looks, sizes, candidates)
+        self._inflight.check_size(sum(size * len(look.item.positions) for look, size in zip(looks, sizes, strict=True)))
+        segment = self._segment_for(looks, sizes, outlook)
         if segment is None:
             lease, sinks = await self._spans(sizes, ticket)
-            buffers = tuple((lease.view(index),) for index in range(len(sizes)))
+            buffers: Buffers = tuple((lease.view(index),) for index in range(len(sizes)))
             leases = [intake.lease, lease]
         else:
             ticket.media.keep(lambda: segment.settle(consumed=ticket.media_consumed))
@@ -149,12 +145,9 @@ class Encoder:
         )
         return Pixels(looks, form, buffers, segment)
 
-    def _segment_for(self, looks: Sequence[Look], sizes: Sequence[int], candidates: Sequence[Worker]) -> Segment | None:
+    def _segment_for(self, looks: Sequence[Look], sizes: Sequence[int], outlook: Outlook) -> Segment | None:
         total = sum(size * len(look.item.positions) for look, size in zip(looks, sizes, strict=True))
-        if not any(
-            self._transport.reads_segments(worker) and total >= self._transport.min_bytes(worker)
-            for worker in candidates
-        ):
+        if not outlook.by_segment or total < outlook.min_segment_bytes:
             return None
         return self._segments.take(total)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import uvloop
 from aiohttp import web
-from engines.dispatch import Dispatcher, RetryRules
 
+from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
+from engines.health import HealthSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
-from engines.selection import policy_named
 from engines.transport import Transport, TransportSettings, shm_namespace
 from engines.worker import WorkerSpec
 from pipeline.address import MediaHostPolicy
@@ -34,6 +34,7 @@ from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatRoute
 from pipeline.serve import Doorkeeper, Route, application
+from pipeline.versions import VERSION
 from pool.link import FrontendLink
 from pool.pool import Pool
 from pool.segments import SegmentStore
@@ -95,18 +96,16 @@ class Frontend:
         transport = self._open_transport()
         self._catalog = Catalog(config, pool.configure)
         self._registry = self._open_registry(self._catalog)
-        dispatcher = Dispatcher(
-            self._registry, transport, policy_named(config.workers.policy), _retry_rules(config), metrics
-        )
+        dispatcher = Dispatcher(self._registry, transport, _dispatch_settings(config), metrics)
+        self._closing.push_async_callback(dispatcher.close)
         slots = self._slots()
         bodies = Bodies(config.admission.max_inflight_body_bytes, config.admission.queue_timeout_s, metrics.rejected)
         self._inflight = InflightMedia(
             config.media.inflight_max_bytes, config.media.inflight_wait_s, metrics.rejected, self._inflight_changed
         )
-        fetcher = await self._closing.enter_async_context(self._open_fetcher())
-        receiver = Receiver(config, fetcher, link.inputs, bodies)
-        encoder = Encoder(config, pool, link.outputs, self._segments, transport, self._inflight, receiver, metrics)
-        preparation = Preparation(config, self._registry, receiver, encoder, self._inflight, metrics)
+        receiver = Receiver(config, self._open_fetcher(), link.inputs, bodies)
+        encoder = Encoder(config, pool, link.outputs, self._segments, self._inflight, receiver, metrics)
+        preparation = Preparation(config, self._registry, receiver, encoder, dispatcher, self._inflight, metrics)
         self._doorkeeper = Doorkeeper(config, metrics, slots)
         chat = ChatRoute(
             config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
@@ -151,16 +150,19 @@ class Frontend:
 
     def _open_registry(self, catalog: Catalog) -> Registry:
         workers = self._config.workers
-        settings = RegistrySettings(
+        health = HealthSettings(
             startup_timeout_s=workers.startup_timeout_s,
             startup_check_interval_s=workers.startup_check_interval_s,
+            interval_s=workers.health_interval_s,
+            timeout_s=workers.health_timeout_s,
+            failure_threshold=workers.failure_threshold,
+            success_threshold=workers.success_threshold,
+            disabled=not workers.health_enabled,
+        )
+        settings = RegistrySettings(
+            health=health,
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
-            health_interval_s=workers.health_interval_s,
-            health_timeout_s=workers.health_timeout_s,
-            health_failure_threshold=workers.failure_threshold,
-            health_success_threshold=workers.success_threshold,
-            disable_health_check=not workers.health_enabled,
         )
         registry = Registry(settings, self._metrics, prepare=catalog.load)
         self._closing.push_async_callback(registry.close)
@@ -174,7 +176,9 @@ class Frontend:
             allowed_domains=frozenset(media.allowed_domains) if media.allowed_domains is not None else None,
         )
         _log.info("media fetch policy for router-side processing %s", policy.describe())
-        return Fetcher(policy, max_fetches=media.max_fetches)
+        fetcher = Fetcher(policy, version=VERSION, slots=media.max_fetches)
+        self._closing.push_async_callback(fetcher.close)
+        return fetcher
 
     def _slots(self) -> Slots:
         admission = self._config.admission
@@ -301,15 +305,17 @@ class Frontend:
                 await asyncio.wait_for(self._quitting.wait(), min(left, 0.05))
 
 
-def _retry_rules(config: Config) -> RetryRules:
+def _dispatch_settings(config: Config) -> DispatchSettings:
     workers = config.workers
-    return RetryRules(
-        attempts=workers.retry_attempts,
+    retry = RetrySettings(
+        max_attempts=workers.retry_attempts,
         initial_backoff_s=workers.retry_initial_backoff_s,
         max_backoff_s=workers.retry_max_backoff_s,
         multiplier=workers.retry_backoff_multiplier,
         jitter=workers.retry_jitter,
     )
+    dtypes = {"vllm": config.transport.vllm_dtype} if config.transport.vllm_dtype else {}
+    return DispatchSettings(policy=workers.policy, retry=retry, encoder_dtypes=dtypes)
 
 
 def _routes(chat: ChatRoute, admin: AdminRoutes) -> list[Route]:

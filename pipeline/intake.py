@@ -18,7 +18,8 @@ from pipeline.fetch import Fetched, Fetcher
 from pipeline.models.base import Hints, MediaError
 from pipeline.plan import MediaPart
 from pipeline.ticket import Ticket
-from pool.spans import Arena, ArenaTooSmall, Lease, Span
+from pool.arena import Arena
+from pool.spans import ArenaTooSmall, Lease, Span
 
 COPY_SLICE = 4 << 20  # bytes copied between two turns of the loop: about a millisecond
 
@@ -148,15 +149,22 @@ class Receiver:
     async def _fetch(self, url: HttpUrl, modality: Modality, places: asyncio.Semaphore, ticket: Ticket) -> "Payload":
         grant = await self._bodies.enter(0)
         ticket.custody.keep(grant.release)
-        async with places:
-            fetched = await self._fetcher.fetch(
-                url.url,
-                modality=modality,
-                max_bytes=self.max_bytes(modality),
-                deadline_s=self._deadline_s,
-                outside=ticket.outside,
-                account=lambda total: self._bodies.grow(grant, total),
-            )
+        arrived = 0
+
+        def account(nbytes: int) -> None:
+            nonlocal arrived
+            arrived += nbytes
+            self._bodies.grow(grant, arrived)
+
+        fetched = await self._fetcher.fetch(
+            url.url,
+            modality=modality,
+            max_bytes=self.max_bytes(modality),
+            deadline_s=self._deadline_s,
+            outside=ticket.outside,
+            slots=places,
+            account=account,
+        )
         return Payload.of_fetched(fetched, grant)
 
 

@@ -50,6 +50,7 @@ class MediaPlan(msgspec.Struct, frozen=True):
 class ServedModel(msgspec.Struct, frozen=True):
     """A model the fleet serves, loaded: bundle, family and what the family knows about this checkpoint.
 
+    `guards`: anchors of modalities the model is not served with, which no prompt may hold.
     `key`: under which pool processes know the family's settings; 0 and `family` None for a model without media.
     `limits`: most items of one request by modality (flag, variable or the family's own); `limit_source` says in words
     where each came from.
@@ -61,6 +62,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     settings: Any = None
     key: int = 0
     anchors: Mapping[Modality, Anchor] = {}
+    guards: Mapping[Modality, Anchor] = {}
     feature_tokens: Mapping[Modality, int] = {}
     limits: Mapping[Modality, int] = {}
     limit_source: Mapping[Modality, str] = {}

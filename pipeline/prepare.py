@@ -4,20 +4,35 @@ Each step is a line of `Preparation.run`; each lives in the module it is named a
 ticket's custody from that moment on, so a step that fails has nothing to clean up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from engines.base import EngineRequest, MediaBatch, Modality
+import msgspec
+
+from engines.base import EngineError, EngineRequest, Form, MediaBatch, Modality
+from engines.dispatch import Dispatcher, Outlook
 from engines.registry import Registry
 from engines.worker import Worker
 from pipeline.admission import InflightMedia
 from pipeline.config import Config
 from pipeline.encode import Encoder, Look, batches
-from pipeline.errors import GatewayError
+from pipeline.errors import GatewayError, engine_failure
 from pipeline.intake import Receiver
 from pipeline.metrics import Metrics
 from pipeline.plan import MediaPlan, ServedModel, check_hints, check_items, check_length
 from pipeline.prompt import Expanded, check_anchors, expand
 from pipeline.ticket import Ticket
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request ready for dispatch.
+
+    `remake(form)` makes its tensors again in another form, from the retained inputs; None when every worker of the
+    model wants the same form (the inputs are given back then).
+    """
+
+    request: EngineRequest
+    remake: Callable[[Form], Awaitable[EngineRequest]] | None = None
 
 
 class Preparation:
@@ -29,6 +44,7 @@ class Preparation:
         registry: Registry,
         receiver: Receiver,
         encoder: Encoder,
+        dispatcher: Dispatcher,
         inflight: InflightMedia,
         metrics: Metrics,
     ) -> None:
@@ -36,10 +52,11 @@ class Preparation:
         self._registry = registry
         self._receiver = receiver
         self._encoder = encoder
+        self._dispatcher = dispatcher
         self._inflight = inflight
         self._metrics = metrics
 
-    async def run(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> EngineRequest:
+    async def run(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> Prepared:
         """Raises GatewayError with the code of the step that failed, in the order of SMG's checks."""
         candidates = self._candidates(model)
         check_items(model, plan.parts, _engine_limits(candidates))
@@ -48,7 +65,7 @@ class Preparation:
         text, ids = await self._prompt(model, plan)
         if not plan.parts:
             check_length(model, len(ids))
-            return self._request(model, plan, text, ids, (), ticket)
+            return Prepared(self._request(model, plan, text, ids, (), ticket))
 
         check_hints(plan.parts)
         mode, reason = self._place(model, plan)
@@ -62,15 +79,28 @@ class Preparation:
         expanded = _expand(model, ids, in_order)
         check_length(model, len(expanded.ids))
 
-        form = candidates[0].form(self._config.transport.vllm_dtype)
-        pixels = await self._encoder.encode(model, intake, looks, form, candidates, ticket)
-        ticket.inputs.close()
-        request = self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
+        outlook = self._outlook(model, plan)
+
+        async def encoded(form: Form) -> EngineRequest:
+            pixels = await self._encoder.encode(model, intake, looks, form, outlook, ticket)
+            return self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
+
+        request = await encoded(outlook.form)
+        is_uniform = all(self._dispatcher.form_of(worker) == outlook.form for worker in candidates)
+        if is_uniform:
+            ticket.inputs.close()
 
         with ticket.stage("admit"):
             ticket.custody.keep((await self._inflight.enter(request.media_bytes)).release)
         ticket.tensor_bytes = request.media_bytes
-        return request
+        return Prepared(request, None if is_uniform else encoded)
+
+    def _outlook(self, model: ServedModel, plan: MediaPlan) -> Outlook:
+        """What tensors to make, before a worker is chosen; no worker that could take them is an answer of its own."""
+        try:
+            return self._dispatcher.outlook(model.model, {part.modality for part in plan.parts})
+        except EngineError as error:
+            raise engine_failure(error) from None
 
     def _candidates(self, model: ServedModel) -> list[Worker]:
         """Workers that may get the request: the healthy ones, else all, so that a health flap does not move a limit."""
@@ -82,10 +112,9 @@ class Preparation:
     async def _prompt(self, model: ServedModel, plan: MediaPlan) -> tuple[str, list[int]]:
         text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables)
         ids = await model.bundle.tokenizer.encode(text)
-        counts = dict.fromkeys(model.anchors, 0)
-        for part in plan.parts:
-            counts[part.modality] += 1
-        check_anchors(ids, {modality: (model.anchors[modality], count) for modality, count in counts.items()})
+        counts = Counter(part.modality for part in plan.parts)
+        anchors = {**model.anchors, **model.guards}
+        check_anchors(ids, {modality: (anchor, counts[modality]) for modality, anchor in anchors.items()})
         return text, ids
 
     def _place(self, model: ServedModel, plan: MediaPlan) -> tuple[str, str]:

@@ -7,6 +7,7 @@ here except the error body.
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -120,7 +121,7 @@ class Doorkeeper:
         return response
 
     def reply_headers(self, ticket: Ticket) -> CIMultiDict[str]:
-        headers = CIMultiDict({"x-request-id": ticket.request_id})
+        headers = CIMultiDict({"x-request-id": ticket.request_id, "Server": "mediagate"})
         if self._config.server.server_timing and ticket.stages:
             headers["Server-Timing"] = ticket.server_timing()
         return headers
@@ -148,7 +149,7 @@ async def foreign_errors(
         return error_response(GatewayError("unknown_url", f"Invalid URL ({request.method} {request.path[:200]})"))
 
 
-def cors_middleware(origins: tuple[str, ...]) -> Callable[..., Awaitable[web.StreamResponse]]:
+def cors_middleware(origins: tuple[str, ...]) -> Any:
     """Answers preflights and marks replies for browsers of the allowed origins."""
 
     def allowed(request: web.Request) -> str | None:

@@ -54,7 +54,8 @@ class Ticket:
         self.inputs = Custody()  # encoded media: until no encode job can need them any more
         self.media = Custody()  # tensors: until no engine and no socket reads them any more
         self.media_consumed = False  # an engine answered after reading them: their segment may be used again
-        self.custody.keep(self.media.close)
+        self._dispatched = False
+        self.custody.keep(self._close_media)
         self.custody.keep(self.inputs.close)
         self.model = ""
         self.items = 0
@@ -65,6 +66,19 @@ class Ticket:
         self.worker = ""
         self.code = ""
         self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
+
+    def dispatched(self) -> None:
+        """From now on the dispatcher says when nothing reads the tensors any more, which may be after the answer."""
+        self._dispatched = True
+
+    def media_free(self, consumed: bool) -> None:
+        """Nothing reads the tensors any more; `consumed`: the engine answered after reading them."""
+        self.media_consumed = consumed
+        self.media.close()
+
+    def _close_media(self) -> None:
+        if not self._dispatched:
+            self.media.close()
 
     @property
     def elapsed_s(self) -> float:

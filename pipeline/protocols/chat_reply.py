@@ -68,7 +68,7 @@ class Answer:
         )
 
     def _choice(self, index: int, text: str, entries: list[LogprobEntry], ending: Ending | None) -> dict[str, Any]:
-        message = {
+        message: dict[str, Any] = {
             "role": "assistant",
             "content": text,
             "refusal": None,

@@ -6,16 +6,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
-from engines.dispatch import Dispatcher, Generation
 
-from engines.base import EngineError, EngineRequest, Event
+from engines.base import EngineError, Event
+from engines.dispatch import Dispatcher, Generation
 from pipeline.admission import Bodies
 from pipeline.catalog import Catalog
 from pipeline.config import Config
 from pipeline.errors import GatewayError, engine_failure
 from pipeline.metrics import Metrics
 from pipeline.plan import ServedModel
-from pipeline.prepare import Preparation
+from pipeline.prepare import Preparation, Prepared
 from pipeline.protocols import chat
 from pipeline.protocols.chat_reply import DONE, Answer, stream_error
 from pipeline.protocols.http import EventStream, read_body
@@ -51,11 +51,14 @@ class ChatRoute:
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
         async with self._in_time(deadline):
             model, asked, prepared = await self._prepare(request, ticket)
-        self._metrics.request_routed(model.model, ENDPOINT, prepared.stream)
-        answer = Answer(model, asked, prepared)
-        generation = self._dispatcher.generate(prepared, media_free=lambda consumed: _free_media(ticket, consumed))
+        self._metrics.request_routed(model.model, ENDPOINT, prepared.request.stream)
+        answer = Answer(model, asked, prepared.request)
+        ticket.dispatched()
+        generation = self._dispatcher.generate(
+            prepared.request, remake=prepared.remake, on_media_free=ticket.media_free
+        )
         try:
-            if prepared.stream:
+            if prepared.request.stream:
                 return await self._stream(request, ticket, answer, generation, deadline)
             return await self._whole(ticket, answer, generation, deadline)
         except EngineError as error:
@@ -81,9 +84,7 @@ class ChatRoute:
             "request_timeout", f"the request took longer than {self._config.server.request_timeout_s:g} s"
         )
 
-    async def _prepare(
-        self, request: web.Request, ticket: Ticket
-    ) -> tuple[ServedModel, chat.ChatRequest, EngineRequest]:
+    async def _prepare(self, request: web.Request, ticket: Ticket) -> tuple[ServedModel, chat.ChatRequest, Prepared]:
         """The body lives only in here: data URLs are views of it until their bytes are in spans."""
         with ticket.stage("admit"):
             body, grant = await read_body(request, self._bodies, self._config.server.max_payload_bytes)
@@ -150,8 +151,3 @@ class ChatRoute:
             else:
                 await stream.finish(DONE)
         return stream.response
-
-
-def _free_media(ticket: Ticket, consumed: bool) -> None:
-    ticket.media_consumed = consumed
-    ticket.media.close()
