@@ -135,7 +135,7 @@ def refused_flags() -> tuple[str, ...]:
 def _refusals() -> dict[str, str]:
     found = {}
     for what, flags in LATER_FLAGS.items():
-        found.update(dict.fromkeys(flags.split(), f"this version does not have {what} yet"))
+        found.update(dict.fromkeys(flags.split(), f"this version does not yet have {what}"))
     for what, flags in NEVER_FLAGS.items():
         found.update(dict.fromkeys(flags.split(), f"not part of this gateway ({what})"))
     return {flag: f"{flag}: {sentence}" for flag, sentence in found.items()}

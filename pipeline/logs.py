@@ -26,7 +26,7 @@ LEVELS: Mapping[str, int] = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
-_NAMES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
+_NAMES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN"}
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}  # syslog's, as sd-daemon(3)
 # Ours; libraries speak at WARN and above only (hpack at DEBUG prints every header, keys included).
 _OURS = ("mediagate", "pool", "engines", "pipeline")
@@ -154,7 +154,7 @@ class _Lines(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        level = _NAMES.get(record.levelno, record.levelname)
+        level = _NAMES.get(record.levelno, "ERROR")
         words = [] if self._journal else [_time(record)]
         words += [level, _one_line(scrub(record.getMessage()))]
         words += [f"{key}={_quoted(value)}" for key, value in _keys(record).items()]
@@ -169,7 +169,7 @@ class _Objects(logging.Formatter):
     """One JSON object a line: time, level, event, then the same keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        level = _NAMES.get(record.levelno, record.levelname)
+        level = _NAMES.get(record.levelno, "ERROR")
         line = {"time": _time(record), "level": level, "event": scrub(record.getMessage())}
         traceback = _traceback(record)
         extra = {"traceback": traceback} if traceback else {}

@@ -109,7 +109,7 @@ def _accept(one: Declared, value: Any, origin: str) -> Any:
     later = one.setting.later
     missing = later.get(value) if isinstance(value, str) else later.get("*") if value != one.default else None
     if missing:
-        raise ConfigError(f"Configuration error: {origin} {value}: this version does not have {missing} yet")
+        raise ConfigError(f"Configuration error: {origin} {value}: this version does not yet have {missing}")
     return value * one.setting.scale if one.kind is float else value
 
 
@@ -143,11 +143,11 @@ def _absent(environ: Mapping[str, str]) -> Iterator[str]:
     for name, (what, quiet) in ASKING_VARIABLES.items():
         if name in present and present[name].lower() not in quiet:
             raise ConfigError(
-                f"Configuration error: {name} is set, but this version does not have {what} yet; unset it"
+                f"Configuration error: {name} is set, but this version does not yet have {what}; unset it"
             )
     for what, names in IDLE_VARIABLES.items():
         yield from (
-            f"{name} has no effect: this version does not have {what} yet" for name in names.split() if name in present
+            f"{name} has no effect: this version does not yet have {what}" for name in names.split() if name in present
         )
     known = {*ASKING_VARIABLES, *" ".join(IDLE_VARIABLES.values()).split()}
     known.update(one.setting.variable for one in DECLARED)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from pipeline import config as config_module
 from pipeline.absent import ENGINE_VARIABLES, LATER_FLAGS, NEVER_FLAGS, refused_flags
@@ -364,10 +367,10 @@ def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
     for line, words in [
         (
             "--multimodal-tensor-transport rdma",
-            "--multimodal-tensor-transport rdma: this version does not have an RDMA",
+            "--multimodal-tensor-transport rdma: this version does not yet have an RDMA",
         ),
-        ("--mm-processing worker", "--mm-processing worker: this version does not have media references"),
-        ("--mm-pixel-cache-mb 64", "--mm-pixel-cache-mb 64: this version does not have a pixel cache"),
+        ("--mm-processing worker", "--mm-processing worker: this version does not yet have media references"),
+        ("--mm-pixel-cache-mb 64", "--mm-pixel-cache-mb 64: this version does not yet have a pixel cache"),
         ("--policy cache_aware", "round_robin, random, power_of_two, consistent_hashing"),
         ("--policy prefix_hash", "round_robin, random, power_of_two, consistent_hashing"),
     ]:
@@ -385,7 +388,7 @@ def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
     ]:
         error = failure(**{name: text})
         assert error.exit_code == 1
-        assert name in error.message and "this version does not have" in error.message
+        assert name in error.message and "this version does not yet have" in error.message
     assert settings(SMG_MM_PIXEL_RDMA="0").warnings == ()
 
 
@@ -419,7 +422,7 @@ def test_no_flag_stands_in_two_tables() -> None:
 )  # fmt: skip
 def test_variables_that_tune_what_is_absent_warn(name: str) -> None:
     (line,) = settings(**{name: "5"}).warnings
-    assert line.startswith(f"{name} has no effect: this version does not have")
+    assert line.startswith(f"{name} has no effect: this version does not yet have")
 
 
 def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
@@ -527,3 +530,36 @@ def test_a_config_survives_json() -> None:
     """Only plain data: what it holds can be handed on, compared and dumped."""
     config = settings("--worker-urls", "a:1")
     assert msgspec.convert(msgspec.to_builtins(config), Config) == config
+
+
+NAMES = sorted({name for one in DECLARED for name in (one.setting.variable, one.setting.legacy) if name})
+VALUED = sorted(one.flag for one in DECLARED if one.flag and one.kind is not bool)
+
+
+@examples(deadline=None, max_examples=50)
+@given(environ=st.dictionaries(st.sampled_from(NAMES), st.text(max_size=30)))
+def test_no_variable_can_crash_the_start(environ: dict[str, str]) -> None:
+    """Whatever it holds, it is used, told, or (SMG_MM_PROCESSING and what is absent) refused with a sentence."""
+    try:
+        config = parse([], environ).config
+    except ConfigError as error:
+        assert error.exit_code == 1 and error.message
+        return
+    assert config is not None
+    for name, text in environ.items():
+        declared = next(one for one in DECLARED if name in (one.setting.variable, one.setting.legacy))
+        if name == declared.setting.legacy and environ.get(declared.setting.variable, "").strip():
+            continue  # the newer name decides, good or bad
+        used = config.sources[declared.key] in ("env", "legacy env")
+        assert used or not text.strip() or any(name in line for line in config.warnings)
+
+
+@examples(deadline=None, max_examples=50)
+@given(flag=st.sampled_from(VALUED), text=st.one_of(st.text(max_size=30), st.integers().map(str), st.floats().map(str)))
+def test_no_flag_can_crash_the_start(flag: str, text: str) -> None:
+    try:
+        invocation = parse([f"{flag}={text}"], {})
+    except ConfigError as error:
+        assert error.exit_code in (1, 2) and error.message
+        return
+    assert invocation.config is not None

@@ -78,6 +78,8 @@ def test_actions() -> None:
     assert checked.action == "check_config" and checked.config is not None
     assert "server.port = 4000 (flag)\n" in checked.text
     assert len(checked.text.splitlines()) == len(DECLARED)
+    warned = parse(["--check-config"], {"SMG_IMAGE_MAX_COUNT": "many"}).text
+    assert warned.splitlines()[-1].startswith("warning: SMG_IMAGE_MAX_COUNT='many' is ignored")
 
 
 @pytest.mark.parametrize(

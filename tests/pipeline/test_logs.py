@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import logs
@@ -217,6 +217,7 @@ def test_long_values_are_cut(speak: Speak) -> None:
     assert len(out.getvalue()) < 4000
 
 
+@settings(deadline=None)
 @given(text=st.text(st.characters(), max_size=200), value=st.text(st.characters(), max_size=200))
 def test_one_event_is_one_line_whatever_it_says(text: str, value: str) -> None:
     record = logging.LogRecord("mediagate.test", logging.INFO, __file__, 1, text, None, None)
