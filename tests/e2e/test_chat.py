@@ -43,15 +43,13 @@ def test_streamed_and_whole_say_the_same(gateway: Running) -> None:
 
 
 def test_ten_pictures_keep_their_order(gateway: Running) -> None:
-    sizes = [(64 + 32 * index, 700 - 32 * index) for index in range(10)]
+    sizes = [(256 + 32 * index, 640 - 32 * index) for index in range(10)]
     content = [image_part(picture(height, width, seed=index)) for index, (height, width) in enumerate(sizes)]
-    answer = gateway.chat([*content, text_part("?")])
+    answer = gateway.chat([*content, text_part("?")], max_tokens=4000)
     assert answer.status == 200
-    seen = gateway.seen()[-1]
-    grids = seen["batches"][0]["grids"] if "batches" in seen else None
     expected = [f"[1, {round(h / 32) * 2}, {round(w / 32) * 2}]" for h, w in sizes]
     shown = [part.split("image_grid_thw ")[1].split("]")[0] + "]" for part in answer.text.split("; ")]
-    assert shown == expected, (grids, answer.text)
+    assert shown == expected, answer.text
 
 
 def test_the_same_picture_twice(gateway: Running) -> None:
