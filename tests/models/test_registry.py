@@ -57,7 +57,7 @@ def test_longest_pattern_wins_whatever_the_order(reverse: bool) -> None:
 
 @pytest.mark.parametrize(
     "second",
-    [family("b", {"same"}), family("b", patterns=(("x", "y"),)), family("a", {"other"})],
+    [family("b", "same"), family("b", patterns=(("x", "y"),)), family("a", "other")],
     ids=["type", "pattern", "name"],
 )
 def test_double_claims_stop_the_start(second: Family) -> None:
