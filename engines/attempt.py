@@ -1,0 +1,175 @@
+"""One try to get a generation from one engine worker: place the tensors, send, read, and clean up whatever happens.
+
+Rule: an attempt leaves nothing behind.  Its names in shared memory are withdrawn when it failed, its stream is reset
+when it is left early, and the engine is told to abort whenever the gateway drops a generation that the engine has not
+ended itself. `engines.dispatch` decides who is tried and how often.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engines.base import EngineError, EngineRequest, Event, Observer
+from engines.scatter import Drain
+from engines.transport import Placement, Transport
+from engines.vllm import VllmEngine, VllmReplies
+from engines.worker import Worker
+
+if TYPE_CHECKING:
+    from engines.channel import Stream
+
+log = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 10.0
+LAST_WORD_S = 2.0
+"""How long an engine that has ended every choice may take to end the call as well."""
+
+
+class Surroundings(Protocol):
+    """What attempts share; `engines.dispatch.Dispatcher` is one."""
+
+    @property
+    def transport(self) -> Transport: ...
+
+    @property
+    def observer(self) -> Observer: ...
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` to its end, beyond the attempt."""
+        ...
+
+
+class Attempt:
+    """`events` is iterated once, and closed.
+
+    `reading` is called with the drain of the stream that reads the request's buffers; `answered` once, when the
+    engine has given its first event, so that it has everything it needs.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        request: EngineRequest,
+        around: Surroundings,
+        *,
+        reading: Callable[[Drain], None],
+        answered: Callable[[], None],
+    ) -> None:
+        self.id = f"{request.request_id}-{uuid7()}"
+        self.send_s = 0.0  # until the whole message was handed to the connection
+        self._worker = worker
+        self._request = request
+        self._around = around
+        self._reading = reading
+        self._answered = answered
+        self._is_sent = False  # the engine may know of it
+        self._has_answered = False
+        self._is_ended = False  # by the engine: a status, or the end of the stream
+        self._is_regular = False  # every choice has its end
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """The engine's events; EngineError with the worker's URL, `started` when an event was given before."""
+        worker, around = self._worker, self._around
+        if (client := worker.client) is None:
+            raise EngineError("UNAVAILABLE", "the worker is not introduced yet", worker=worker.url)
+        worker.begin()
+        around.observer.worker_load(worker.url, worker.load)
+        placement: Placement | None = None
+        try:
+            placement = await around.transport.place(client.tensors(self._request), worker)
+            async with aclosing(self._exchange(client, placement)) as events:
+                async for event in events:
+                    yield event
+        except EngineError as error:
+            error.worker = error.worker or worker.url
+            error.started = error.started or self._has_answered
+            raise
+        finally:
+            worker.finish()
+            around.observer.worker_load(worker.url, worker.load)
+            self._abort_if_dropped(client)
+            if placement is not None:
+                await around.transport.end(placement, consumed=self._has_answered)
+
+    async def _exchange(self, client: VllmEngine, placement: Placement) -> AsyncGenerator[Event, None]:
+        replies = client.replies(self._request)
+        async with AsyncExitStack() as stack:
+            stream = await self._send(client, placement, stack)
+            while (message := await self._next(stream)) is not None:
+                event = replies.event(message)
+                self._is_regular = replies.all_finished
+                if not self._has_answered:
+                    self._engine_has_all(placement)
+                yield event
+                if self._is_regular:
+                    await self._last_word(stream, replies)
+                    return
+        replies.end()
+
+    async def _send(self, client: VllmEngine, placement: Placement, stack: AsyncExitStack) -> "Stream[Any]":
+        stream = client.generate(self._request, self.id, placement.handles)
+        began = time.monotonic()
+        self._reading(stream.sent)
+        self._is_sent = True
+        try:
+            await stack.enter_async_context(stream)
+        except EngineError:
+            self._is_ended = True
+            raise
+        self.send_s = time.monotonic() - began
+        self._around.observer.send_seconds(self.send_s)
+        return stream
+
+    async def _next(self, stream: "Stream[Any]") -> Any:
+        """The engine's next message; None at the end of the stream."""
+        try:
+            message = await anext(stream, None)
+        except EngineError:
+            self._is_ended = True
+            raise
+        self._is_ended = message is None
+        return message
+
+    def _engine_has_all(self, placement: Placement) -> None:
+        self._has_answered = True
+        self._answered()
+        if placement.fresh:
+            self._around.in_background(self._around.transport.end(placement, consumed=True))
+
+    async def _last_word(self, stream: "Stream[Any]", replies: VllmReplies) -> None:
+        """Let the engine end the call; a status after the last choice's end changes nothing any more."""
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                message = await self._next(stream)
+        except (TimeoutError, EngineError) as error:
+            log.info("worker %s: %s after its answer was complete", self._worker.url, error or "silence")
+            return
+        if message is not None:
+            replies.event(message)  # raises: nothing has a place here
+
+    def _abort_if_dropped(self, client: VllmEngine) -> None:
+        is_dropped = not self._is_ended or self._has_answered
+        if self._is_sent and is_dropped and not self._is_regular:
+            self._around.in_background(self._abort(client))
+
+    async def _abort(self, client: VllmEngine) -> None:
+        try:
+            await client.abort(self.id, ABORT_TIMEOUT_S)
+        except EngineError as error:
+            log.info("worker %s: could not abort %s: %s", self._worker.url, self.id, error)
+
+
+def uuid7() -> str:
+    """RFC 9562 version 7: 48 bits of milliseconds, then 74 random bits; sorts by time.  (uuid.uuid7 comes with Python
+    3.14.)
+    """
+    millis = time.time_ns() // 1_000_000
+    random_a = int.from_bytes(os.urandom(2)) & 0x0FFF
+    random_b = int.from_bytes(os.urandom(8)) & ((1 << 62) - 1)
+    value = millis << 80 | 7 << 76 | random_a << 64 | 2 << 62 | random_b
+    text = f"{value:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

@@ -1,0 +1,315 @@
+"""Who serves a generation, and what happens when that fails.
+
+Rule: until the first event nothing is lost, so a failed attempt is repeated with another request id, on another
+worker if there is one; after the first event nothing is repeated.  Whatever way a generation ends (finished, failed,
+closed, cancelled), load, segments, streams and the engine's own work are cleaned up, and the owner of the tensors is
+told once.
+
+Theory of operation.  The tensors belong to the caller; the gateway reads them while an attempt is sent, a reader of
+shared memory until the engine has answered.  So they are *free* when a verdict exists (first event: consumed; over
+without one: not consumed) and every stream that was opened has drained (`engines.scatter.Drain`):
+`on_media_free(consumed)` is called then, exactly once, which may be after the generation was closed.  Tensors are made
+for one form; workers of another form are used only when `remake` can make them again.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from engines.attempt import Attempt
+from engines.base import EngineError, EngineRequest, Event, Form, Modality, ModalityRefused, NoWorker, Observer
+from engines.registry import Registry
+from engines.scatter import Drain
+from engines.selection import Policy, policy_named
+from engines.transport import Transport
+from engines.worker import Worker
+
+log = logging.getLogger(__name__)
+
+RETRIED = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN"})
+"""Statuses of an engine after which another attempt may help; INTERNAL is not among them."""
+
+_NOT_AGAIN = (
+    "sidecar_timeout"  # UNAVAILABLE with these words: the media processor is overrun, another try makes it worse
+)
+_EXAMINATION_S = 5.0
+
+OnMediaFree = Callable[[bool], None]
+Remake = Callable[[Form], Awaitable[EngineRequest]]
+
+
+class RetrySettings(msgspec.Struct, frozen=True):
+    """`max_attempts` counts the first one.  Pauses: initial * multiplier**k, give or take the jitter, capped."""
+
+    max_attempts: int = 5
+    initial_backoff_s: float = 0.05
+    max_backoff_s: float = 30.0
+    multiplier: float = 1.5
+    jitter: float = 0.2
+
+    def pause_s(self, failures: int) -> float:
+        """After the `failures`-th failed attempt, 1 or more."""
+        steady = self.initial_backoff_s * self.multiplier ** (failures - 1)
+        return min(self.max_backoff_s, steady * random.uniform(1 - self.jitter, 1 + self.jitter))
+
+
+class DispatchSettings(msgspec.Struct, frozen=True):
+    """`encoder_dtypes`: the operator's dtype variables by runtime name, absent when unset (`engines.labels.form`)."""
+
+    policy: str = "round_robin"
+    retry: RetrySettings = RetrySettings()
+    encoder_dtypes: Mapping[str, str] = {}
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What tensors should be made for, before a worker is chosen.
+
+    `form`: what most candidates want.  `by_segment`: whether every candidate of that form reads shared memory, so that
+    pool processes should write there.  `min_segment_bytes`: smallest tensor one of them takes that way.
+    """
+
+    form: Form
+    by_segment: bool
+    min_segment_bytes: int
+    workers: tuple[Worker, ...]
+
+
+class Dispatcher:
+    """One for the gateway; `close` it in the end, before the registry."""
+
+    def __init__(
+        self, registry: Registry, transport: Transport, settings: DispatchSettings, observer: Observer
+    ) -> None:
+        policy_named(settings.policy)  # KeyError now, not at the first request
+        self.transport = transport
+        self.observer = observer
+        self.settings = settings
+        self._registry = registry
+        self._policies: dict[str, Policy] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    def generate(
+        self,
+        request: EngineRequest,
+        *,
+        routing_key: str | None = None,
+        remake: Remake | None = None,
+        on_media_free: OnMediaFree | None = None,
+    ) -> "Generation":
+        """A generation to iterate; nothing happens before the first step.
+
+        `remake(form)` makes the request's tensors again in another form; without it only workers of the request's
+        form are used.  `on_media_free(consumed)`: see the head of this file; `consumed` is what `SharedSegment.settle`
+        wants to know.
+        """
+        return Generation(self, request, routing_key, remake, on_media_free)
+
+    def outlook(self, model: str, modalities: Iterable[Modality]) -> Outlook:
+        """Raises NoWorker and ModalityRefused, as `generate` would."""
+        workers = self._able(self._registry.workers_of(model), model, modalities)
+        forms = [self.form_of(worker) for worker in workers]
+        form = max(forms, key=forms.count)
+        fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
+        by_segment = all(self.transport.reads_segments(worker) for worker in fitting)
+        return Outlook(form, by_segment, min(map(self.transport.min_bytes, fitting)), fitting)
+
+    def form_of(self, worker: Worker) -> Form:
+        return worker.form(self.settings.encoder_dtypes.get(worker.runtime))
+
+    async def choose(
+        self, request: EngineRequest, routing_key: str | None, failed: Worker | None, *, any_form: bool
+    ) -> Worker:
+        """The worker of the next attempt.
+
+        Preferred: the request's form, and not the worker that just failed; with `any_form` a healthy worker of
+        another form comes before the failed one.  Waits only while a worker's labels are read again after a lost
+        connection.
+        """
+        workers = self._able(
+            await self._healthy(request.model), request.model, [batch.modality for batch in request.media]
+        )
+        fitting = [worker for worker in workers if self.fits(request, worker)]
+        others = [worker for worker in workers if worker not in fitting] if any_form else []
+        fresh = [worker for worker in fitting if worker is not failed]
+        candidates = fresh or [worker for worker in others if worker is not failed] or fitting or others
+        if not candidates:
+            raise NoWorker(request.model)
+        policy = self._policies.setdefault(request.model, policy_named(self.settings.policy))
+        chosen = policy.choose(candidates, routing_key)
+        self.observer.worker_selected(chosen.url, policy.name)
+        return chosen
+
+    def fits(self, request: EngineRequest, worker: Worker) -> bool:
+        """Whether the request's tensors are in the form this worker wants."""
+        form = self.form_of(worker)
+        return all(batch.form == form for batch in request.media)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self, *, grace_s: float = 1.0) -> None:
+        """Let aborts and clean-up that are under way end, within `grace_s`."""
+        if self._background:
+            _, late = await asyncio.wait(self._background, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _healthy(self, model: str) -> list[Worker]:
+        healthy = self._registry.workers_of(model)
+        if healthy:
+            return healthy
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EXAMINATION_S):
+                for worker in self._registry.workers_of(model, healthy_only=False):
+                    if worker.is_stale:
+                        await worker.examined.wait()
+        return self._registry.workers_of(model)
+
+    def _able(self, workers: list[Worker], model: str, modalities: Iterable[Modality]) -> list[Worker]:
+        """Those that take every modality."""
+        if not workers:
+            raise NoWorker(model)
+        wanted = list(modalities)
+        able = [worker for worker in workers if all(map(worker.accepts, wanted))]
+        if not able:
+            refused = next(modality for modality in wanted if not workers[0].accepts(modality))
+            raise ModalityRefused(workers[0].runtime, refused)
+        return able
+
+
+class Generation:
+    """Events of one request: `async with` it and iterate, or `aclose` it in the end.
+
+    `worker`: of the latest attempt.  `attempts`: how many were begun.  `send_s`: seconds the last one took to
+    send.  Raises EngineError (NoWorker and ModalityRefused included) from the step that met it.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        request: EngineRequest,
+        routing_key: str | None,
+        remake: Remake | None,
+        on_media_free: OnMediaFree | None,
+    ) -> None:
+        self.worker: Worker | None = None
+        self.attempts = 0
+        self.send_s = 0.0
+        self._dispatcher = dispatcher
+        self._request = request
+        self._routing_key = routing_key
+        self._remake = remake
+        self._media = _Media(on_media_free)
+        self._events = self._run()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """End it now: cancels the stream, aborts the engine's work, withdraws segments.  Harmless when it is over."""
+        await self._events.aclose()
+        self._media.over()  # also when no step was ever taken
+
+    async def _run(self) -> AsyncGenerator[Event, None]:
+        try:
+            while True:
+                worker = await self._next_worker()
+                attempt = Attempt(
+                    worker,
+                    self._request,
+                    self._dispatcher,
+                    reading=self._media.reading,
+                    answered=self._media.consumed,
+                )
+                self.attempts += 1
+                try:
+                    async with aclosing(attempt.events()) as events:
+                        async for event in events:
+                            self.send_s = attempt.send_s
+                            yield event
+                    return
+                except EngineError as error:
+                    await self._pause_or_raise(error)
+        finally:
+            self._media.over()
+
+    async def _next_worker(self) -> Worker:
+        request = self._request
+        self.worker = await self._dispatcher.choose(
+            request, self._routing_key, self.worker, any_form=self._remake is not None
+        )
+        if self._remake is not None and not self._dispatcher.fits(request, self.worker):
+            self._request = await self._remake(self._dispatcher.form_of(self.worker))
+        return self.worker
+
+    async def _pause_or_raise(self, error: EngineError) -> None:
+        retry = self._dispatcher.settings.retry
+        if not is_retried(error) or self.attempts >= retry.max_attempts:
+            raise error
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # a status that came together with a cancellation
+            raise asyncio.CancelledError
+        log.info("attempt %d of %s failed: %s %s", self.attempts, self._request.request_id, error.status, error)
+        self._dispatcher.observer.retried(self.worker.worker_type if self.worker else "regular")
+        await asyncio.sleep(retry.pause_s(self.attempts))
+
+
+def is_retried(error: EngineError) -> bool:
+    """Whether another attempt may help."""
+    if error.started or (error.status == "UNAVAILABLE" and error.message.startswith(_NOT_AGAIN)):
+        return False
+    return error.status in RETRIED
+
+
+class _Media:
+    """When the request's tensors are free: a verdict exists, and no stream reads them any more."""
+
+    def __init__(self, on_free: OnMediaFree | None) -> None:
+        self._on_free = on_free
+        self._verdict: bool | None = None
+        self._streams = 0
+
+    def reading(self, drain: Drain) -> None:
+        self._streams += 1
+        drain.add_done_callback(self._drained)
+
+    def consumed(self) -> None:
+        self._decide(True)
+
+    def over(self) -> None:
+        self._decide(False)
+
+    def _decide(self, verdict: bool) -> None:
+        if self._verdict is None:
+            self._verdict = verdict
+            self._tell_if_free()
+
+    def _drained(self) -> None:
+        self._streams -= 1
+        self._tell_if_free()
+
+    def _tell_if_free(self) -> None:
+        if self._verdict is None or self._streams or self._on_free is None:
+            return
+        on_free, self._on_free = self._on_free, None
+        on_free(self._verdict)
