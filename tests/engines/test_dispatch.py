@@ -299,6 +299,19 @@ async def test_restart_between_two_requests_is_noticed(make_bench):
         assert [request.mm_inputs.pixel_values.dtype for request in served.received] == ["float32", "uint8"]
 
 
+async def test_request_waits_while_labels_are_read_again(make_bench):
+    async with make_bench() as bench, engine() as served:
+        (worker,) = await bench.add(served)
+        worker.is_stale = True
+        worker.examined.clear()
+        waiting = asyncio.create_task(bench.events(text()))
+        await asyncio.sleep(0.05)
+        assert not waiting.done() and served.received == []
+        worker.is_stale = False
+        worker.examined.set()
+        assert (await waiting)[-1].finish_reason == "stop"
+
+
 # ---------------------------------------------------------------- who can serve
 
 
@@ -462,6 +475,31 @@ async def test_cancelled_between_attempts(make_bench):
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(served.received) == 1 and bench.free == [False]
+
+
+async def test_status_that_comes_with_a_cancellation_is_not_retried(make_bench, monkeypatch):
+    """grpclib may raise the engine's status in place of the cancellation it was interrupted by."""
+    entered = asyncio.Event()
+
+    async def enter(stream):
+        entered.set()
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            stream.sent.set()
+            raise EngineError("UNAVAILABLE", "status in place of the cancellation") from None
+
+    async with make_bench() as bench, engine() as served:
+        await bench.add(served)
+        monkeypatch.setattr("engines.channel.Stream.__aenter__", enter)
+        task = asyncio.create_task(bench.events(picture()))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert bench.figures.retries == []
+        await until(lambda: bench.free == [False])
+        monkeypatch.undo()
 
 
 async def test_an_abort_that_fails_is_only_logged(make_bench, caplog):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
@@ -154,6 +155,30 @@ async def test_refused_types(make_registry, worker_type):
 async def test_refused_runtime(make_registry):
     with pytest.raises(WorkerRefused, match="sglang, which is not supported yet"):
         await make_registry().add(WorkerSpec(url="grpc://host:1", runtime_type="sglang"))
+
+
+def test_specification_from_json():
+    """What `POST /workers` takes: only the URL is needed, unknown fields are ignored, wrong ones are named."""
+    body = {
+        "url": "grpc://host:1",
+        "runtime_type": "vllm",
+        "labels": {"mm_device_do_normalize": "true"},
+        "models": [{"id": "m", "aliases": ["n"], "something": 1}],
+        "api_key": "ignored",
+        "health": {"check_interval_secs": 5, "disable_health_check": True},
+        "multimodal_tensor_transport": "auto",
+        "multimodal_shm_min_bytes": 0,
+    }
+    spec = msgspec.json.decode(json.dumps(body), type=WorkerSpec)
+    assert (spec.priority, spec.cost, spec.worker_type) == (50, 1.0, "regular")
+    assert spec.models == (ModelSpec(id="m", aliases=("n",)),)
+    health = HealthSettings().overridden(spec.health)
+    assert (health.interval_s, health.disabled, health.timeout_s) == (5, True, 5.0)
+    for field, wrong in [("runtime_type", "llamafile"), ("worker_type", "lazy"), ("multimodal_shm_min_bytes", -1)]:
+        with pytest.raises(msgspec.ValidationError, match=field):
+            msgspec.json.decode(json.dumps({**body, field: wrong}), type=WorkerSpec)
+    with pytest.raises(msgspec.ValidationError, match="url"):
+        msgspec.json.decode("{}", type=WorkerSpec)
 
 
 # ---------------------------------------------------------------- introduction
