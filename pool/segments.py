@@ -7,8 +7,8 @@ Theory of operation
   name, reads, unlinks.  The Python and the Rust servicer both read exactly [offset, offset + nbytes) into memory
   before they unlink.
 - `settle` ends the use.  The file is used again only when the engine has answered (`consumed`), its link count is
-  back to 1, no earlier attempt had its name taken away, and nobody holds a view here; in any doubt it is *retired*:
-  unlinked, and never written again, since a reader may still be at work.
+  back to 1 and no earlier attempt had its name taken away; in any doubt it is *retired*: unlinked, and never written
+  again, since a reader may still be at work.
 - Touched pages are the point: a recycled file costs no page fault.  Idle files above `keep_bytes` go, oldest first.
 
 A store belongs to one process and is made after the last fork (the locks of its files must die with it).  It may be
@@ -18,7 +18,6 @@ more.
 
 import errno
 import logging
-import mmap
 import os
 import threading
 from collections.abc import Sequence
@@ -64,7 +63,6 @@ class Segment:
         self._names: list[str] = []  # published, and not taken away by us
         self._was_published = False
         self._is_doubtful = False
-        self._map: mmap.mmap | None = None
         self._is_settled = False
 
     def publish(self) -> str:
@@ -86,32 +84,31 @@ class Segment:
     def settle(self, *, consumed: bool, reader: str | None = None) -> None:
         """The request is over, or never began.
 
-        `consumed`: the engine's first response arrived, and the socket holds nothing of `view` any more.  Anything
-        else (error, abort, cancelled) retires the file.  `reader`: who read it, e.g. the worker's URL; one that
-        leaves its name in place (told not to unlink) is remembered, and what it reads is not recycled any more.
+        `consumed`: the engine's first response arrived, and nobody will read a `view` again (the socket took all of
+        it). Anything else (error, abort, cancelled) retires the file.  `reader`: who read it, e.g. the worker's URL;
+        one that leaves its name in place (told not to unlink) is remembered, and what it reads is not recycled any
+        more.
         """
         self._check()
         self._is_settled = True
         left = self._remove_names()
         if consumed and left and reader is not None:
             self._store.distrust(reader)
-        is_viewed = not self._close_map()
-        is_clean = consumed and not left and not self._is_doubtful and not is_viewed
+        is_clean = consumed and not left and not self._is_doubtful
         if is_clean and not self._file.single_use and self._store.recycles(reader):
             self._store.give_back(self._file)
             return
         # Clean or never published: nobody reads, so the pages go now although a pool process may keep the file mapped.
-        self._store.retire(self._file, free_pages=not is_viewed and (is_clean or not self._was_published))
+        self._store.retire(self._file, free_pages=is_clean or not self._was_published)
 
     def view(self) -> memoryview:
-        """The tensor's bytes, read-only, mapped at the first call: for an inline fallback.
+        """The tensor's bytes, read-only, for an inline fallback; the mapping is kept with the file.
 
-        Whoever holds a view (or a slice of one) when `settle` is called keeps valid memory, and the file is retired.
+        A view that is alive at `settle(consumed=False)` keeps its bytes; after `settle(consumed=True)` it must not be
+        read.
         """
-        fd = self._open_fd()
-        if self._map is None:
-            self._map = mmap.mmap(fd, self.capacity, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        return memoryview(self._map)[: self.nbytes]
+        self._open_fd()
+        return memoryview(self._file.read_mapping())[: self.nbytes]
 
     def copy_in(self, buffers: Sequence[memoryview]) -> None:
         """Write the flat byte views back to back from offset 0, without mapping the file; OSError when that fails."""
@@ -140,16 +137,6 @@ class Segment:
         removed = sum(self._directory.unlink(name) for name in self._names)
         self._names.clear()
         return removed
-
-    def _close_map(self) -> bool:
-        mapping, self._map = self._map, None
-        if mapping is None:
-            return True
-        try:
-            mapping.close()
-        except BufferError:
-            return False  # a view is alive; the mapping goes with it
-        return True
 
 
 class SegmentStore:

@@ -22,13 +22,31 @@ class MasterFile:
     `single_use`: never written for a second request.
     """
 
-    __slots__ = ("capacity", "fd", "name", "single_use")
+    __slots__ = ("_mapping", "capacity", "fd", "name", "single_use")
 
     def __init__(self, name: str, fd: int, capacity: int, single_use: bool) -> None:
         self.name = name
         self.fd = fd
         self.capacity = capacity
         self.single_use = single_use
+        self._mapping: mmap.mmap | None = None
+
+    def read_mapping(self) -> mmap.mmap:
+        """The file's bytes, read-only; mapped at the first call, so that a recycled file faults in once."""
+        if self._mapping is None:
+            self._mapping = mmap.mmap(self.fd, self.capacity, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        return self._mapping
+
+    def unmap(self) -> bool:
+        """Whether nobody views the file here; else the mapping lives as long as the views."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is None:
+            return True
+        try:
+            mapping.close()
+        except BufferError:
+            return False
+        return True
 
 
 class ShmDirectory:
@@ -94,9 +112,9 @@ class ShmDirectory:
         return True
 
     def discard(self, file: MasterFile, *, free_pages: bool) -> None:
-        """Unlink the master.  `free_pages` only when no reader and no view can still want the bytes."""
+        """Unlink the master.  `free_pages` only when no reader can still want the bytes; a living view keeps them."""
         self.unlink(file.name)
-        if free_pages:
+        if file.unmap() and free_pages:
             _punch(file)
         os.close(file.fd)
         file.fd = -1
