@@ -10,12 +10,13 @@ UNAVAILABLE, a local time-out of a unary call DEADLINE_EXCEEDED.  No gRPC deadli
 """
 
 import asyncio
+import functools
 import os
 import ssl
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, NamedTuple, Self, TypeVar, cast
+from typing import Generic, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError, Message
@@ -27,7 +28,7 @@ from h2.exceptions import H2Error
 
 from engines.base import EngineError
 from engines.link import CallWrapper, EngineChannel, EngineProtocol
-from engines.scatter import Drain, send_message
+from engines.scatter import MAX_MESSAGE_BYTES, Drain, send_message
 from engines.wire import Part, nbytes_of
 
 Reply = TypeVar("Reply", bound=Message)
@@ -57,6 +58,7 @@ def parse_url(url: str) -> Address:
     return Address(parts.hostname, parts.port, scheme == "grpcs" and bool(separator))
 
 
+@functools.cache
 def default_tls() -> ssl.SSLContext:
     """The system's certificate authorities, HTTP/2 by ALPN."""
     context = ssl.create_default_context()
@@ -111,6 +113,9 @@ class Stream(Generic[Reply]):
 
     async def _send(self, call: "Call[bytes, Reply]", parts: Sequence[Part]) -> None:
         nbytes = nbytes_of(parts)
+        if nbytes > MAX_MESSAGE_BYTES:
+            message = f"a message of {nbytes} bytes is over protobuf's limit of {MAX_MESSAGE_BYTES}"
+            raise EngineError("INVALID_ARGUMENT", message, worker=self._worker)
         self._channel.unsent_bytes += nbytes
         try:
             await send_message(call, parts, self.sent, scatter=self._scatter)
@@ -141,13 +146,16 @@ class Stream(Generic[Reply]):
     ) -> None:
         await self._end(None)
 
-    async def _fail(self, error: BaseException) -> None:
+    async def _fail(self, error: BaseException) -> NoReturn:
         """End the call and raise what `error` means."""
         try:
             await self._end(error)
         except GRPCError as status:  # the stream was cut off, but its status had come before
             error = status
-        raise self._translate(error) from error
+        translated = translate(error)
+        if translated is None:
+            raise error
+        raise EngineError(*translated, started=self.started, worker=self._worker) from error
 
     async def _end(self, error: BaseException | None) -> None:
         """Reset the stream unless it is over, let go of grpclib's call.  Never waits; may raise GRPCError."""
@@ -169,17 +177,11 @@ class Stream(Generic[Reply]):
     def _settle_drain(self, call: "Call[bytes, Reply]") -> None:
         if self.sent.is_set():
             return
-        if not call._send_request_done:
+        protocol = call._stream._transport.get_protocol() if call._send_request_done else None
+        if isinstance(protocol, EngineProtocol) and protocol.feeder.holds(self.sent):
+            protocol.limit_drain(self.sent)
+        else:
             self.sent.set()
-            return
-        protocol = cast(EngineProtocol, call._stream._transport.get_protocol())
-        protocol.limit_drain(self.sent)
-
-    def _translate(self, error: BaseException) -> BaseException:
-        translated = translate(error)
-        if translated is None:
-            return error
-        return EngineError(translated[0], translated[1], started=self.started, worker=self._worker)
 
 
 def translate(error: BaseException) -> tuple[str, str] | None:
@@ -271,6 +273,10 @@ class WorkerChannels:
         self._refuse_when_closed()
         channel = min(self._senders, key=lambda sender: sender.unsent_bytes)
         return Stream(channel, path, parts, reply_type, metadata, worker=self.url, scatter=self._scatter)
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Call `on_lost()` when a control connection made from now on is gone: the engine may be another one then."""
+        self._control.on_lost = on_lost
 
     @property
     def unsent_bytes(self) -> int:

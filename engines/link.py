@@ -139,7 +139,9 @@ class Events(EventsProcessor):
                 stream.buffer._ack_callback = _acknowledge_nothing
         super().close(reason)
         self._protocol.limit_close()
-        self.connection.write_ready.set()  # who waited to send a request learns from `register` that it is too late
+        # who waits for the socket or for a free stream goes on, and learns from `register` that it is too late
+        self.connection._connection.streams.clear()
+        self.connection.write_ready.set()
         self.connection.stream_close_waiter.set()
 
 
@@ -156,13 +158,14 @@ class EngineProtocol(H2Protocol):
     """The protocol of one connection: write limits, keepalive, drain."""
 
     feeder: Feeder
+    on_lost: Callable[[], None] | None = None
     _transport: asyncio.Transport
 
     def __init__(self, handler: Handler, config: Configuration, h2_config: H2Configuration) -> None:
         super().__init__(handler, config, h2_config)
         self._loop = asyncio.get_running_loop()
         self._heard = self._loop.time()
-        self._pinged = False
+        self._pinged = float("-inf")
         self._is_lost = False
         self._ping_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -194,10 +197,12 @@ class EngineProtocol(H2Protocol):
             if timer is not None:
                 timer.cancel()
         self.feeder.lost()
+        if self.on_lost is not None:
+            self.on_lost()
 
-    def limit_drain(self, drain: Drain, seconds: float = DRAIN_LIMIT_S) -> None:
-        """Abort the connection, with all its calls, when `drain` is not set within `seconds`."""
-        timer = self._loop.call_later(seconds, self._transport.abort)
+    def limit_drain(self, drain: Drain) -> None:
+        """Abort the connection, with all its calls, when `drain` is not set within DRAIN_LIMIT_S."""
+        timer = self._loop.call_later(DRAIN_LIMIT_S, self._transport.abort)
         drain.add_done_callback(timer.cancel)
 
     def limit_close(self) -> None:
@@ -206,18 +211,18 @@ class EngineProtocol(H2Protocol):
             self._close_timer = self._loop.call_later(CLOSE_LIMIT_S, self._transport.abort)
 
     def _check_alive(self) -> None:
-        silent = self._loop.time() - self._heard
-        if silent < KEEPALIVE_S:
-            self._pinged = False
-            self._ping_timer = self._loop.call_later(KEEPALIVE_S - silent, self._check_alive)
-            return
-        if self._pinged:
+        now = self._loop.time()
+        if self._pinged > self._heard:
             self.processor.close("No answer to a keepalive ping")
             self._transport.abort()
             return
+        silent = now - self._heard
         if self._transport.is_closing():
             return
-        self._pinged = True
+        if silent < KEEPALIVE_S:
+            self._ping_timer = self._loop.call_later(KEEPALIVE_S - silent, self._check_alive)
+            return
+        self._pinged = now
         self.connection._connection.ping(bytes(8))
         self.connection.flush()
         self._ping_timer = self._loop.call_later(KEEPALIVE_TIMEOUT_S, self._check_alive)
@@ -251,16 +256,20 @@ class EngineChannel(Channel):
         )
         super().__init__(host, port, ssl=tls, codec=BytesCodec(), config=config)
         self._connect_timeout_s = connect_timeout_s
-        self._attempt: asyncio.Task[H2Protocol] | None = None
+        self._attempt: asyncio.Task[None] | None = None
         self.unsent_bytes = 0
         """Bytes of the messages on their way out; kept by the calls."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called when a connection made from now on is gone, whoever ended it."""
 
     @property
     def is_connected(self) -> bool:
         return self._connected
 
     def _protocol_factory(self) -> H2Protocol:
-        return EngineProtocol(Handler(), self._config, self._h2_config)
+        protocol = EngineProtocol(Handler(), self._config, self._h2_config)
+        protocol.on_lost = self.on_lost
+        return protocol
 
     async def __connect__(self) -> H2Protocol:
         if self._connected:
@@ -279,19 +288,20 @@ class EngineChannel(Channel):
             raise ConnectionError("Connection lost")
         return cast(H2Protocol, self._protocol)
 
-    async def _connect_in_time(self) -> H2Protocol:
+    async def _connect_in_time(self) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                return await self._create_connection()
+                self._protocol = await self._create_connection()
         except TimeoutError:
             raise TimeoutError(f"No connection within {self._connect_timeout_s:g} s") from None
 
-    def _attempt_over(self, attempt: asyncio.Task[H2Protocol]) -> None:
+    def _attempt_over(self, attempt: asyncio.Task[None]) -> None:
         self._attempt = None
-        if not attempt.cancelled() and attempt.exception() is None:
-            self._protocol = attempt.result()
+        if not attempt.cancelled():
+            attempt.exception()  # retrieved, also when every caller has left
 
     def close(self) -> None:
+        """End the connection and the attempt to make one; calls under way end with StreamTerminatedError."""
         if self._attempt is not None:
             self._attempt.cancel()
         super().close()

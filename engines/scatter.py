@@ -125,7 +125,10 @@ def _grpc_message(parts: Sequence[Part]) -> deque[memoryview]:
     views: deque[memoryview] = deque()
     small = bytearray(struct.pack(">?I", False, nbytes_of(parts)))
     for part in parts:
-        view = memoryview(part).cast("B")
+        view = memoryview(part)
+        if not view.nbytes:  # nor can an empty view be cast
+            continue
+        view = view.cast("B")
         if len(view) < _JOIN_BELOW:
             small += view
             continue
@@ -168,6 +171,10 @@ class Feeder:
         stop = self._sending.get(stream_id)
         if stop is not None:
             stop()
+
+    def holds(self, drain: Drain) -> bool:
+        """Whether buffers of the message with this drain may still be sent."""
+        return any(outgoing.drain is drain for outgoing in (*self._queue, *self._in_transport))
 
     def add(self, outgoing: Outgoing) -> None:
         self._queue.append(outgoing)
@@ -285,20 +292,17 @@ def feeder_of(call: Call[Any, Any]) -> Feeder | None:
 async def send_message(call: Call[Any, Any], parts: Sequence[Part], drain: Drain, *, scatter: bool = True) -> None:
     """Send `parts` as the one message of `call` and end the outgoing stream.
 
-    `call` is entered and its request headers are sent.  The buffers stay untouched until `drain` is set, which this
-    function or, later, the connection does whatever happens.  Returns also when the engine has answered early:
-    reading tells what it said. Errors: grpclib's StreamTerminatedError (stream reset, connection lost), h2's errors,
-    CancelledError; TypeError for a buffer that is not contiguous.  After any of them the caller resets the stream.
+    `call` is entered and its request headers are sent.  The buffers stay untouched until `drain` is set: by this
+    function, or later by the connection while its feeder `holds` the drain.  Returns also when the engine has answered
+    early: reading tells what it said.  Errors: grpclib's StreamTerminatedError (stream reset, connection lost), h2's
+    errors, CancelledError; TypeError or BufferError for a buffer that is not contiguous.  After any of them the caller
+    resets the stream.
     """
     feeder = feeder_of(call) if scatter and nbytes_of(parts) >= SCATTER_MIN_BYTES else None
-    try:
-        if feeder is None:
-            await _send_stock(call, b"".join(parts), drain)
-        else:
-            await _send_scattered(call, Outgoing(call._stream, parts, drain), feeder)
-    except TypeError:
-        drain.set()
-        raise
+    if feeder is None:
+        await _send_stock(call, b"".join(parts), drain)
+    else:
+        await _send_scattered(call, Outgoing(call._stream, parts, drain), feeder)
     call._send_message_done = call._end_done = True
 
 
