@@ -21,7 +21,7 @@ ROUTE = "/v1/chat/completions"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """`status` 0: no answer (lost connection, time-out, broken stream).  Seconds since the intended moment of sending."""
+    """`status` 0: no answer (lost connection, time-out, broken stream).  Seconds run from the intended sending."""
 
     status: int
     begun_s: float

@@ -2,6 +2,7 @@
 `--fail-if`.
 """
 
+import dataclasses
 import os
 import platform
 import re
@@ -53,10 +54,13 @@ def figures(outcomes: Sequence[Outcome], elapsed_s: float, watch: Watch | None) 
     if watch is not None:
         point["gateway"] = {
             "cpu_cores": round(watch.used.cpu_s / elapsed_s, 2) if elapsed_s else 0.0,
-            "cpu_ms_per_request": round(watch.used.cpu_s * 1000 / max(1, len(outcomes)), 2),
+            "cpu_ms_per_request": round(watch.used.cpu_s * 1000 / max(1, len(outcomes)), 3),
+            "user_ms_per_request": round(watch.used.user_s * 1000 / max(1, len(outcomes)), 3),
+            "system_ms_per_request": round(watch.used.system_s * 1000 / max(1, len(outcomes)), 3),
             "minor_faults_per_request": round(watch.used.minor_faults / max(1, len(outcomes))),
             "memory_max_mib": round(watch.peak_bytes / 2**20, 1),
-            "samples": [[sample.at_s, sample.pss_bytes, sample.cpu_s] for sample in watch.samples],
+            "segments_max_mib": round(watch.peak_segment_bytes / 2**20, 1),
+            "samples": [dataclasses.astuple(sample) for sample in watch.samples],
         }
     return point
 

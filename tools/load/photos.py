@@ -6,6 +6,7 @@ shapes: at 1080p and quality 85 a JPEG of them has 350 to 500 kB, as a camera's.
 """
 
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -91,6 +92,12 @@ def encode(image: Image.Image, format_: str) -> bytes:
     return held.getvalue()
 
 
+@functools.cache
+def photo_file(kind: Kind, seed: int) -> bytes:
+    """The encoded photo of one size and format; made once."""
+    return encode(photo(kind.width, kind.height, seed), kind.format)
+
+
 def made_unique(file: bytes, number: int) -> bytes:
     """The same picture under another content hash: a comment in a JPEG, a text chunk in a PNG; others as they are."""
     note = f"request {number}".encode()
@@ -134,8 +141,7 @@ class Bodies:
         self._random = random.Random(seed)
         self._numbers = itertools.count()
         self._files = [
-            [encode(photo(kind.width, kind.height, 100 * at + number), kind.format) for number in range(DISTINCT)]
-            for at, kind in enumerate(mix)
+            [photo_file(kind, 100 * at + number) for number in range(DISTINCT)] for at, kind in enumerate(mix)
         ]
         self._mix = mix
 

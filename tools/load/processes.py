@@ -70,6 +70,12 @@ def pss_bytes(pid: int) -> int:
     return sum(_kib(f"/proc/{one}/smaps_rollup", "Pss:") for one in tree(pid)) * 1024
 
 
+def segment_bytes(directory: str = "/dev/shm") -> int:
+    """Pages in use on the file system of shared-memory segments.  PSS does not hold those that nobody has mapped."""
+    facts = os.statvfs(directory)
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+
 def _kib(path: str, name: str) -> int:
     try:
         with open(path) as file:
@@ -80,11 +86,12 @@ def _kib(path: str, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """`at_s`: since the watch began."""
+    """`at_s`: since the watch began.  `segment_bytes`: everything in /dev/shm, whoever wrote it."""
 
     at_s: float
     pss_bytes: int
     cpu_s: float
+    segment_bytes: int
 
 
 class Watch:
@@ -113,11 +120,16 @@ class Watch:
 
     def _take(self) -> None:
         spent = (usage(self._pid) - self._usage).cpu_s
-        self.samples.append(Sample(round(_monotonic() - self._begun, 3), pss_bytes(self._pid), round(spent, 3)))
+        at = round(_monotonic() - self._begun, 3)
+        self.samples.append(Sample(at, pss_bytes(self._pid), round(spent, 3), segment_bytes()))
 
     @property
     def peak_bytes(self) -> int:
         return max((sample.pss_bytes for sample in self.samples), default=0)
+
+    @property
+    def peak_segment_bytes(self) -> int:
+        return max((sample.segment_bytes for sample in self.samples), default=0)
 
 
 def _monotonic() -> float:

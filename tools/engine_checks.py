@@ -1,0 +1,172 @@
+"""Checks against real engines and the real peer, each in an environment of its own (`tools/test --engines`).
+
+    python tools/engine_checks.py                    torch worker by every form and transport, the peer's tensors
+    python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU (tools/e2e_vllm)
+    python tools/engine_checks.py --only float,shm   those whose names hold both words
+
+Answers are compared with recorded log-probabilities of vLLM (within 1e-4), what arrived with the reference
+processor's pixels (exactly), and both gateways' tensors with each other (by SHA-256).  Environments are made on first
+use and cached outside the tree (about 1.4 GB; vLLM another 2.5 GB).  The last line is `N passed, N failed`; exit code
+1 when anything failed.
+"""
+
+import argparse
+import contextlib
+import functools
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.engines_real.answers import Differs  # noqa: E402
+from tests.engines_real.checkpoint import checkpoint  # noqa: E402
+from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
+from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
+from tools.compare_peer import PEER  # noqa: E402
+from tools.environments import EnvironmentFailed, cache_folder, environment  # noqa: E402
+from tools.launch import ROOT, LaunchError, known_flags, listening, request  # noqa: E402
+from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in  # noqa: E402
+from tools.load.scenarios import QUIET, SCENARIOS, Scenario  # noqa: E402
+
+TORCH_WORKER = ("torch==2.13.0", "transformers==5.19.0", "smg-grpc-servicer==0.14.1")
+COMPARED_PICTURES = 3
+
+
+class Tally:
+    """Counts; `only`: words a check's name must hold to be run."""
+
+    def __init__(self, only: list[str]) -> None:
+        self.only, self.passed, self.failed = only, 0, 0
+
+    def wants(self, name: str) -> bool:
+        return all(word in name for word in self.only)
+
+    def run(self, name: str, check: Callable[[], None]) -> None:
+        if not self.wants(name):
+            return
+        if run(name, check):
+            self.passed += 1
+        else:
+            self.failed += 1
+
+
+@contextlib.contextmanager
+def torch_engine(
+    model: Path, journal: Path, log: Path, *, float_pixels: bool = False, hide_bundle: bool = False
+) -> Iterator[int]:
+    """The torch worker; gives its port."""
+    python = environment("torch-worker", TORCH_WORKER) / "python"
+    script = str(ROOT / "tests" / "engines_real" / "torch_worker.py")
+    command = [str(python), script, "--model", str(model), "--journal", str(journal)]
+    command += ["--float-pixels"] * float_pixels + ["--hide-bundle"] * hide_bundle
+    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("ab") as output, listening(command, environment=offline, log=output, wait_s=180) as port:
+        yield port
+
+
+def with_engine(tally: Tally, bench: Bench, label: str) -> None:
+    """Every case by raw and float pixels, inline and by segments; then a worker whose bundle has to be fetched."""
+    for pixels in ("raw", "float"):
+        wanted = {
+            transport: [check for check in CHECKS if tally.wants(f"{label} {pixels} {transport}: {check}")]
+            for transport in ("inline", "shm")
+        }
+        if not any(wanted.values()):
+            continue
+        with bench.start_engine(float_pixels=pixels == "float") as port:
+            for transport, names in wanted.items():
+                if not names:
+                    continue
+                with bench.gateway(port, transport) as started:
+                    for check in names:
+                        function = functools.partial(CHECKS[check], bench, started, transport)
+                        tally.run(f"{label} {pixels} {transport}: {check}", function)
+
+
+def fetched_bundle(tally: Tally, bench: Bench) -> None:
+    """The model's files come from the worker, by the published servicer's own archive."""
+    name = "torch: tokenizer bundle fetched from the worker"
+    if not tally.wants(name):
+        return
+    with bench.start_engine(hide_bundle=True) as port, bench.gateway(port, "inline") as started:
+        tally.run(name, functools.partial(CHECKS["image_shapes"], bench, started, "inline"))
+
+
+def with_peer(tally: Tally, command: list[str], folder: Path) -> None:
+    """Both gateways send the same pictures; the tensors have to be equal."""
+    peer = [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]
+    sides = {"ours": command, "peer": peer}
+    quiet = {side: known_flags(one, QUIET) for side, one in sides.items()}
+    for scenario in SCENARIOS:
+        name = f"peer: {scenario.name}"
+        if scenario.concurrency == 1 and tally.wants(name):
+            tally.run(name, functools.partial(_same_tensors, sides, quiet, scenario, folder))
+
+
+def _same_tensors(sides: dict[str, list[str]], quiet: dict[str, list[str]], scenario: Scenario, folder: Path) -> None:
+    journal, log = folder / f"{scenario.name}.jsonl", folder / "engine.log"
+    seen = {}
+    with stand_in(scenario, journal, log) as port:
+        for side, command in sides.items():
+            flags = [*quiet[side], *scenario.flags]
+            with gateway(command, flags, port, folder / f"{side}.log") as started:
+                try:
+                    seen[side] = sent_tensors(started, scenario, journal, COMPARED_PICTURES)
+                except RoundFailed as error:
+                    raise Differs(f"{side}: {error}") from None
+                if side == "peer" and not _peer_decodes_jpeg_exactly(started.host, started.metrics_port):
+                    raise Differs(
+                        "the peer did not find libturbojpeg (Debian: libturbojpeg0): its JPEG pixels are approximate"
+                    )
+    if seen["ours"] != seen["peer"]:
+        raise Differs(f"ours {seen['ours'][0]['media']}, peer {seen['peer'][0]['media']}")
+
+
+def _peer_decodes_jpeg_exactly(host: str, port: int) -> bool:
+    status, text = request(host, port, "/metrics", timeout_s=10)
+    return status != 200 or b"smg_mm_turbojpeg_available 0" not in text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="run checks whose names hold all of these, comma-separated"
+    )
+    parser.add_argument("--gateway", default=f"{sys.executable} gateway.py", help="command of the gateway under test")
+    parser.add_argument("--logs", type=Path, help="keep logs and journals in this directory")
+    options = parser.parse_args(arguments)
+    tally = Tally([word for word in options.only.split(",") if word])
+    with tempfile.TemporaryDirectory(prefix="mediagate-engines-") as made:
+        folder = options.logs or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _main(options, tally, folder)
+        except (EnvironmentFailed, LaunchError, OSError, ValueError) as error:
+            print(f"FAIL  {options.engine}: {error}")
+            tally.failed += 1
+    print(f"{tally.passed} passed, {tally.failed} failed")
+    return 1 if tally.failed or not tally.passed else 0
+
+
+def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
+    command = shlex.split(options.gateway)
+    model = checkpoint(cache_folder() / "checkpoints")
+    quiet = known_flags(command, QUIET)
+    log = folder / "engine.log"
+    if options.engine == "vllm":
+        bench = Bench(command, quiet, lambda **pixels: vllm_engine(model, log, **pixels), None, folder)
+        with_engine(tally, bench, "vllm")
+        return
+    journal = folder / "torch.jsonl"
+    bench = Bench(command, quiet, lambda **how: torch_engine(model, journal, log, **how), journal, folder)
+    with_engine(tally, bench, "torch")
+    fetched_bundle(tally, bench)
+    with_peer(tally, command, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
