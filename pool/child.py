@@ -9,6 +9,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 
 logger = logging.getLogger(__name__)
 
@@ -54,5 +55,5 @@ def begin_pool_process(index: int, parent_pid: int) -> None:
             score.write(_POOL_OOM_SCORE)
     except OSError as error:  # some containers mount /proc read-only
         logger.debug("no oom score: error=%r", str(error))
-    if not faulthandler.is_enabled():
+    if sys.stderr is not None and not faulthandler.is_enabled():
         faulthandler.enable()  # a codec's segmentation fault leaves a stack in the log

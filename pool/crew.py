@@ -47,9 +47,12 @@ class Forked:
     def reap(self, *, wait: bool = False) -> int | None:
         """Exit code, negative for a signal; None while it lives.  What it left in its process group is killed."""
         options = os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG)
-        if os.waitid(os.P_PID, self.pid, options) is None:
-            return None
-        if self._leads_group:  # an unreaped pid is not given to anybody else, nor is the group's number
+        try:
+            if os.waitid(os.P_PID, self.pid, options) is None:
+                return None
+        except ChildProcessError:
+            pass  # multiprocess reaps what is dead whenever it starts another process; it has kept the exit code
+        if self._leads_group:  # while the group has a member its number is not given to anybody else
             self._signal_group()
         self._process.join()
         code: int = self._process.exitcode
@@ -80,6 +83,7 @@ class _Post:
         self.is_up = False
         self.has_been_up = False
         self.failures = 0  # starts in a row that came to nothing
+        self.is_killed = False  # it was asked for
 
 
 class Crew:
@@ -131,6 +135,7 @@ class Crew:
     def _fork(self, post: _Post, now: float) -> None:
         post.process = Forked(f"mediagate-pool-{post.index}", self._entry, post.index, leads_group=True)
         post.due = None
+        post.is_killed = False
         post.started = now
         logger.debug("pool process forked: slot=%d pid=%d", post.index, post.process.pid)
 
@@ -141,7 +146,8 @@ class Crew:
             if post.process is None or (code := post.process.reap()) is None:
                 continue
             how = signal.strsignal(-code) or f"signal {-code}" if code < 0 else f"exit code {code}"
-            logger.warning("pool process died: slot=%d pid=%d how=%r", post.index, post.process.pid, how)
+            level = logging.INFO if post.is_killed else logging.WARNING
+            logger.log(level, "pool process died: slot=%d pid=%d how=%r", post.index, post.process.pid, how)
             self._was_ever_prepared |= self._row.slots[post.index].board.is_prepared
             post.process = None
             post.failures = 0 if post.is_up else post.failures + 1
@@ -167,11 +173,12 @@ class Crew:
         post.due = time.monotonic() + pause_s
 
     def kill(self, slot: int, why: str) -> None:
-        process = self._posts[slot].process
-        if process is None:  # it died before the request came
+        post = self._posts[slot]
+        if post.process is None:  # it died before the request came
             return
-        logger.info("pool process ended: slot=%d pid=%d why=%r", slot, process.pid, why)
-        process.kill()
+        logger.info("killing a pool process: slot=%d pid=%d why=%r", slot, post.process.pid, why)
+        post.is_killed = True
+        post.process.kill()
 
     def end(self) -> None:
         """Kill and reap them all; there is nothing in a pool process that would have to be put in order."""

@@ -260,7 +260,8 @@ class Pool(Generic[JobT, ResultT]):
         while self._is_renewal_wanted:
             self._is_renewal_wanted = False
             for seat in self.seats:
-                await self.retire(seat.index)
+                if seat.is_present:  # else the next process of the slot is a new one anyway
+                    await self.retire(seat.index)
         self._send(Renewed())
 
     # -- decisions

@@ -7,8 +7,9 @@ decides who lives; it knows nothing of jobs (`crew.py` keeps the pool processes,
 `notify.py` what systemd hears).
 
 SIGTERM: the frontend drains and ends by itself, then the pool processes end.  SIGINT: the same without the time for
-balancers.  A second of either: at once.  SIGHUP: the pool processes are replaced one by one.  A frontend that dies
-ends the gateway, since the leases and connections were its own; the service manager starts it again.
+balancers.  A second of either: at once (a third does not even wait for the frontend to remove its files).  SIGHUP:
+the pool processes are replaced one by one.  A frontend that dies ends the gateway, since the leases and connections
+were its own; the service manager starts it again.
 """
 
 import gc
@@ -136,8 +137,8 @@ class Supervisor:
         self._frontend: Forked | None = None
         self._ready_text: str | None = None
         self._is_announced = False
-        self._is_renewing = False
         self._is_draining = False
+        self._is_quitting = False
         self._kill_at: float | None = None
         self._ping_at = 0.0
         self._is_pinged = False
@@ -292,9 +293,9 @@ class Supervisor:
 
     def _quit(self, code: int | None) -> None:
         """Let the frontend end at once; `code` is the exit code whatever it says."""
-        self._is_draining = True
         self._code = code if self._code is None else self._code
-        self._kill_at = time.monotonic() + QUIT_GRACE_S
+        self._kill_at = time.monotonic() + (0.0 if self._is_quitting else QUIT_GRACE_S)
+        self._is_draining = self._is_quitting = True
         self._control.send(Quit())
 
     def _renew(self) -> None:
@@ -302,13 +303,11 @@ class Supervisor:
             logger.warning("not replacing pool processes: the gateway is starting or ending")
             return
         logger.info("replacing pool processes")
-        self._is_renewing = True
         self._notifier.reloading()
         self._control.send(Renew())
 
     def _on_renewed(self) -> None:
         logger.info("pool processes replaced")
-        self._is_renewing = False
         if not self._is_draining and self._ready_text is not None:
             self._notifier.ready(self._ready_text)
 
@@ -331,6 +330,11 @@ class Supervisor:
             self._frontend = None
         crew.end()
         gc.unfreeze()
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptors; `run` does so at its end."""
         self._control.close()
+        self._frontend_control.close()
         self._notifier.close()
         self.row.close()

@@ -119,7 +119,8 @@ class Shop:
 
     def _run(self, job: Job, bench: Bench) -> str:
         if isinstance(job, Echo):
-            time.sleep(job.seconds)
+            if job.seconds:
+                time.sleep(job.seconds)
             return job.text * job.times
         if isinstance(job, Fill):
             time.sleep(job.seconds)
