@@ -47,7 +47,6 @@ STATUS_OF_CODE = {
     "no_available_workers": 503,
     "no_models_available": 503,
     "tokenizer_not_ready": 503,
-    "shutting_down": 503,
     "request_timeout": 504,
     "internal_error": 500,
     # the engine: status comes from ENGINE_STATUS

@@ -20,7 +20,7 @@ from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
 from engines.health import HealthSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
 from engines.transport import Transport, TransportSettings, shm_namespace
-from engines.worker import WorkerSpec
+from engines.worker import Worker, WorkerSpec
 from pipeline.address import MediaHostPolicy
 from pipeline.admission import Bodies, Gate, InflightMedia, Slots
 from pipeline.catalog import Catalog
@@ -95,7 +95,7 @@ class Frontend:
         self._segments = self._open_segments()
         transport = self._open_transport()
         self._catalog = Catalog(config, pool.configure)
-        self._registry = self._open_registry(self._catalog)
+        self._registry = self._open_registry()
         dispatcher = Dispatcher(self._registry, transport, _dispatch_settings(config), metrics)
         self._closing.push_async_callback(dispatcher.close)
         slots = self._slots()
@@ -148,7 +148,7 @@ class Frontend:
         self._closing.callback(transport.close)
         return transport
 
-    def _open_registry(self, catalog: Catalog) -> Registry:
+    def _open_registry(self) -> Registry:
         workers = self._config.workers
         health = HealthSettings(
             startup_timeout_s=workers.startup_timeout_s,
@@ -164,9 +164,14 @@ class Frontend:
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
         )
-        registry = Registry(settings, self._metrics, prepare=catalog.load)
+        registry = Registry(settings, self._metrics, prepare=self._introduced)
         self._closing.push_async_callback(registry.close)
         return registry
+
+    async def _introduced(self, worker: Worker) -> None:
+        """Before a worker is ready, each time: an engine that comes back may read segments as the last one did not."""
+        self._segments.forget(worker.url)
+        await self._catalog.load(worker)
 
     def _open_fetcher(self) -> Fetcher:
         media = self._config.media

@@ -74,7 +74,7 @@ def parse_http_url(url: str) -> HttpTarget:
         scheme=scheme,
         host=host,
         port=port or (443 if scheme == "https" else 80),
-        path=_quote((path or "/") + (query or "")),
+        path=_quote((path or "/") + (query if query and query != "?" else "")),  # "?" alone is no query: yarl drops it
         address=address,
         credentials=_read_credentials(userinfo) if at else None,
     )

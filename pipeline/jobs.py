@@ -164,7 +164,7 @@ class MediaWorkshop:
 
 def _inspect(job: Inspect, bench: Bench) -> Inspected:
     span = bench.span(job.source)
-    data: memoryview | bytes = decode_base64(span, job.max_input_bytes) if job.base64 else span
+    data: memoryview | bytes = decode_base64(span, job.max_input_bytes, job.modality) if job.base64 else span
     nbytes = len(data)
     if nbytes > job.max_input_bytes:
         kind = job.modality.value

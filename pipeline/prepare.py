@@ -4,6 +4,7 @@ Each step is a line of `Preparation.run`; each lives in the module it is named a
 ticket's custody from that moment on, so a step that fails has nothing to clean up.
 """
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from pipeline.config import Config
 from pipeline.encode import Encoder, Look, batches
 from pipeline.errors import GatewayError, engine_failure
 from pipeline.intake import Receiver
+from pipeline.logs import mm_timing
 from pipeline.metrics import Metrics
 from pipeline.plan import MediaPlan, ServedModel, check_hints, check_items, check_length
 from pipeline.prompt import Expanded, check_anchors, expand
@@ -76,7 +78,9 @@ class Preparation:
 
         positions = {position: look for look in looks for position in look.item.positions}
         in_order = [positions[position] for position in range(len(plan.parts))]
+        begun = time.perf_counter()
         expanded = _expand(model, ids, in_order)
+        expand_s = time.perf_counter() - begun
         check_length(model, len(expanded.ids))
 
         outlook = self._outlook(model, plan)
@@ -86,6 +90,8 @@ class Preparation:
             return self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
 
         request = await encoded(outlook.form)
+        if self._config.media.log_timing:
+            _log_timing(plan, ticket, expand_s, len(ids), len(expanded.ids))
         is_uniform = all(self._dispatcher.form_of(worker) == outlook.form for worker in candidates)
         if is_uniform:
             ticket.inputs.close()
@@ -173,3 +179,20 @@ def _check_vision(plan: MediaPlan, candidates: Sequence[Worker]) -> None:
                 "multimodal_not_supported",
                 f"backend {candidates[0].runtime} does not support {part.modality.value} inputs for model {plan.model}",
             )
+
+
+def _log_timing(plan: MediaPlan, ticket: Ticket, expand_s: float, original: int, expanded: int) -> None:
+    """SMG's line for one multimodal request.  The model's configuration is looked up at registration, so never here."""
+    counts = Counter(part.modality.value for part in plan.parts)
+    mm_timing(
+        ticket.request_id,
+        counts=counts,
+        frames=0,
+        fetch_decode_s=ticket.stages.get("fetch", 0.0) + ticket.stages.get("decode", 0.0),
+        config_lookup_s=0.0,
+        preprocess_s=ticket.stages.get("preprocess", 0.0),
+        token_expand_s=expand_s,
+        total_s=ticket.elapsed_s,
+        original_tokens=original,
+        expanded_tokens=expanded,
+    )

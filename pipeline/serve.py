@@ -92,9 +92,16 @@ class Doorkeeper:
                 ticket.custody.close()
                 self._metrics.http_finished(request.method, route.path, status, code, ticket.elapsed_s)
                 if route.admitted:
+                    self._note_stages(ticket)
                     access_line(ticket, status, code)
 
         return answer
+
+    def _note_stages(self, ticket: Ticket) -> None:
+        """What a request waited for as a whole; decode and preprocess were noted by item, where they ran."""
+        for stage in ("admit", "fetch", "send", "engine"):
+            if stage in ticket.stages:
+                self._metrics.stage(stage, "all", ticket.stages[stage])
 
     async def _handle(self, route: Route, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         try:

@@ -59,7 +59,6 @@ MEANINGS: Mapping[str, str] = {
     "no_available_workers": "Workers serve the model, but none is healthy.",
     "no_models_available": "No worker is registered.",
     "tokenizer_not_ready": "The model's tokenizer is still being loaded.",
-    "shutting_down": "The gateway is going down and takes no more requests.",
     "request_timeout": "The request took longer than `--request-timeout-secs`.",
     "internal_error": "A fault of the gateway; its log has the request's id.",
     "start_generation_failed": "The engine refused the request or could not be reached.",

@@ -54,9 +54,12 @@ class ChatRoute:
         self._metrics.request_routed(model.model, ENDPOINT, prepared.request.stream)
         answer = Answer(model, asked, prepared.request)
         ticket.dispatched()
-        generation = self._dispatcher.generate(
-            prepared.request, remake=prepared.remake, on_media_free=ticket.media_free
-        )
+
+        def media_free(consumed: bool) -> None:
+            ticket.worker = generation.worker.url if generation.worker is not None else ""
+            ticket.media_free(consumed)
+
+        generation = self._dispatcher.generate(prepared.request, remake=prepared.remake, on_media_free=media_free)
         try:
             if prepared.request.stream:
                 return await self._stream(request, ticket, answer, generation, deadline)
