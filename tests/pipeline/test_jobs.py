@@ -242,7 +242,8 @@ def test_a_new_configuration_replaces_the_old_one(workshop: MediaWorkshop) -> No
     small = FAMILY.settings(BundleConfig({}, {"min_pixels": 1024, "max_pixels": 4096}))
     payload = ModelSettings(FAMILY.name, msgspec.Raw(msgspec.json.encode(small)))
     workshop.configure(MODEL, msgspec.json.encode(payload))
-    assert workshop._models[MODEL] == (FAMILY, small)
+    family, settings = workshop._models[MODEL]
+    assert (family.name, settings) == (FAMILY.name, small)
     with pytest.raises(KeyError):
         workshop.configure(8, msgspec.json.encode(ModelSettings("unheard_of", msgspec.Raw(b"{}"))))
 
