@@ -3,6 +3,8 @@
 grpclib 0.4.9 is kept for frames, headers and calls.  Corrected here, each because it was seen to hurt:
 * an answer that is complete survives a RST_STREAM, GOAWAY or lost connection behind it (grpclib drops it), and stops
   a send that still waits for a window;
+* a GOAWAY without an error lets the calls under way finish (grpclib ends them: every rolling restart of an engine
+  would break its generations); new calls get a new connection;
 * whoever waits for a connection that dies is woken, also before a stream exists;
 * a task that grpclib has woken by cancelling it keeps no trace of that (`Task.cancelling`), and an outer cancellation
   wins;
@@ -15,8 +17,10 @@ this.
 """
 
 import asyncio
+import functools
 import socket
 import ssl
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, cast
@@ -29,7 +33,10 @@ from grpclib.protocol import EventsProcessor, H2Protocol
 from grpclib.protocol import Stream as Http2Stream
 from grpclib.utils import Wrapper
 from h2.config import H2Configuration
-from h2.events import Event, RemoteSettingsChanged, StreamEnded, StreamReset, WindowUpdated
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ConnectionTerminated, Event, RemoteSettingsChanged, StreamEnded, StreamReset, WindowUpdated
+from hyperframe.frame import Frame, GoAwayFrame
 
 from engines.scatter import AnsweredEarly, Drain, Feeder
 
@@ -43,6 +50,9 @@ DRAIN_LIMIT_S = 5.0
 
 CLOSE_LIMIT_S = 1.0
 """How long a closed connection may go on sending what was written before."""
+
+
+_SHUTTING_DOWN = "The worker closes the connection"
 
 
 class CallWrapper(Wrapper):
@@ -103,6 +113,7 @@ class Events(EventsProcessor):
         super().__init__(protocol.handler, protocol.connection)
         self._protocol = protocol
         self._closed_because: str | None = None
+        self._is_retiring = False
 
     def process(self, event: Event) -> None:
         if event.__class__ in getattr(self, "processors", ()):  # what HTTP/2 says to ignore is no error
@@ -111,7 +122,33 @@ class Events(EventsProcessor):
     def register(self, stream: Http2Stream) -> Callable[[], None]:
         if self._closed_because is not None:  # nobody would ever wake it
             raise StreamTerminatedError(self._closed_because)
-        return super().register(stream)
+        if self._is_retiring:
+            self.connection._connection.reset_stream(cast(int, stream.id))
+            raise StreamTerminatedError(_SHUTTING_DOWN)
+        release = super().register(stream)
+
+        def release_stream() -> None:
+            release()
+            self._close_when_done()
+
+        return release_stream
+
+    def process_connection_terminated(self, event: ConnectionTerminated) -> None:
+        """GOAWAY: without an error the streams that the peer has seen go on, and the connection ends with the last."""
+        if event.error_code is not ErrorCodes.NO_ERROR:
+            super().process_connection_terminated(event)
+            return
+        self._is_retiring = True
+        self.handler.close()  # the channel makes another connection for new calls
+        for stream_id, stream in self.streams.items():
+            if stream_id > (event.last_stream_id or 0):
+                stream.__terminated__(_SHUTTING_DOWN)
+        self.connection.stream_close_waiter.set()
+        self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if self._is_retiring and not self.streams:
+            self.close(_SHUTTING_DOWN)
 
     def process_window_updated(self, event: WindowUpdated) -> None:
         super().process_window_updated(event)
@@ -143,6 +180,15 @@ class Events(EventsProcessor):
         self.connection._connection.streams.clear()
         self.connection.write_ready.set()
         self.connection.stream_close_waiter.set()
+
+
+def _receive_goaway(h2: H2Connection, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+    """h2 takes every GOAWAY for the end of the connection; one without an error announces it."""
+    if frame.error_code != ErrorCodes.NO_ERROR:
+        return h2._receive_goaway_frame(frame)
+    event = ConnectionTerminated()
+    event.error_code, event.last_stream_id = ErrorCodes.NO_ERROR, frame.last_stream_id
+    return [], [event]
 
 
 def is_answered(stream: Http2Stream) -> bool:
@@ -179,6 +225,8 @@ class EngineProtocol(H2Protocol):
         self._transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
         self.feeder = Feeder(self.connection, self._transport)
         self.processor = Events(self)
+        h2 = self.connection._connection
+        h2._frame_dispatch_table[GoAwayFrame] = functools.partial(_receive_goaway, h2)
         self._ping_timer = self._loop.call_later(KEEPALIVE_S, self._check_alive)
 
     def data_received(self, data: bytes) -> None:
@@ -257,6 +305,7 @@ class EngineChannel(Channel):
         super().__init__(host, port, ssl=tls, codec=BytesCodec(), config=config)
         self._connect_timeout_s = connect_timeout_s
         self._attempt: asyncio.Task[None] | None = None
+        self._protocols: weakref.WeakSet[EngineProtocol] = weakref.WeakSet()  # those that retire, too
         self.unsent_bytes = 0
         """Bytes of the messages on their way out; kept by the calls."""
         self.on_lost: Callable[[], None] | None = None
@@ -269,6 +318,7 @@ class EngineChannel(Channel):
     def _protocol_factory(self) -> H2Protocol:
         protocol = EngineProtocol(Handler(), self._config, self._h2_config)
         protocol.on_lost = self.on_lost
+        self._protocols.add(protocol)
         return protocol
 
     async def __connect__(self) -> H2Protocol:
@@ -304,4 +354,7 @@ class EngineChannel(Channel):
         """End the connection and the attempt to make one; calls under way end with StreamTerminatedError."""
         if self._attempt is not None:
             self._attempt.cancel()
+        for protocol in tuple(self._protocols):
+            if hasattr(protocol, "processor"):  # connected
+                protocol.processor.close()
         super().close()

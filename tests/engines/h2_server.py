@@ -23,6 +23,7 @@ from h2.events import (
     StreamReset,
 )
 from h2.settings import SettingCodes
+from hyperframe.frame import GoAwayFrame
 
 
 class Request:
@@ -175,9 +176,14 @@ class Peer(asyncio.Protocol):
         self.h2.ping(b"12345678")
         self.flush()
 
-    def goaway(self, code=ErrorCodes.NO_ERROR):
+    def goaway(self, code=ErrorCodes.INTERNAL_ERROR):
+        """The end of the connection."""
         self.h2.close_connection(code)
         self.flush()
+
+    def announce_end(self, last_stream_id):
+        """A GOAWAY without an error: streams up to this one go on (h2 itself could not)."""
+        self.transport.write(GoAwayFrame(0, last_stream_id=last_stream_id).serialize())
 
     def change(self, **settings):
         self.h2.update_settings({SettingCodes[name]: value for name, value in settings.items()})

@@ -367,6 +367,68 @@ async def test_a_generation_is_lost_with_its_engine():
         assert (caught.value.status, caught.value.started) == ("UNAVAILABLE", True)
 
 
+async def test_a_generation_outlives_the_shutdown_of_its_engine():
+    """grpcio's graceful stop: GOAWAY, then the generation goes on to its end."""
+    engine, begun, go_on = Engine(), asyncio.Event(), asyncio.Event()
+
+    async def long(request, context):
+        yield reply("one")
+        begun.set()
+        await go_on.wait()
+        yield reply("two")
+
+    engine.behave = long
+    async with serving(engine) as server, connected(server.address, sending_channels=1) as channels:
+        calling = asyncio.create_task(generate(channels, request_parts(MIB)))
+        await begun.wait()
+        stopping = asyncio.create_task(server.stop(20))
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineError) as caught:
+            await generate(channels, request_parts(10))
+        assert caught.value.status == "UNAVAILABLE"
+        go_on.set()
+        assert [one.complete.finish_reason for one in await calling] == ["one", "two"]
+        await stopping
+
+
+async def test_many_cancelled_messages_never_show_anothers_bytes():
+    """Buffers are reused as soon as `sent` is set; the engine must never see a byte of the next owner."""
+    seen, dice = [], random.Random(3)
+
+    async def check(request, context):
+        pixels = request.mm_inputs.pixel_values.inline
+        owner = int(request.request_id)
+        seen.append(pixels.count(owner) == len(pixels) > 0)
+        yield reply("ok")
+
+    engine = Engine()
+    engine.behave = check
+    free = asyncio.Queue()
+    for _ in range(6):
+        free.put_nowait(bytearray(3 * MIB))
+    async with serving(engine) as server, connected(server.address, sending_channels=2) as channels:
+
+        async def one(number):
+            buffer = await free.get()
+            owner = 1 + number % 250
+            buffer[:] = bytes([owner]) * len(buffer)
+            head = pb.GenerateRequest(request_id=str(owner)).SerializeToString()
+            parts = splice(head, field((7, 2, 1), [memoryview(buffer)]))
+            stream = channels.stream(GENERATE, parts, pb.GenerateResponse)
+            stream.sent.add_done_callback(lambda: free.put_nowait(buffer))
+            limit = dice.choice([0.001, 0.005, 0.02, 30])
+            try:
+                async with asyncio.timeout(limit), stream:
+                    return [answer async for answer in stream]
+            except TimeoutError:
+                return None
+
+        answers = await asyncio.gather(*(one(number) for number in range(150)))
+        assert all(seen)
+        assert len(seen) >= sum(answer is not None for answer in answers) >= 20
+        assert answers.count(None) >= 20
+
+
 @pytest.mark.parametrize("leaves", ["cancelled", "early"])
 async def test_leaving_tells_the_engine(leaves):
     engine = Engine()

@@ -202,6 +202,44 @@ async def test_goaway_in_mid_message(scatters, is_open):
 
 
 @both_paths
+async def test_a_connection_that_ends_lets_its_calls_finish(scatters):
+    async with listening() as server, worker(server, scatters) as channels:
+        calling = asyncio.create_task(call(channels, body(MIB)))
+        request = await server.request()
+        await request.until_body(WINDOW)
+        request.peer.announce_end(2**31 - 1)
+        await asyncio.sleep(0.05)
+        request.peer.announce_end(request.stream_id)
+        await asyncio.sleep(0.05)
+        meanwhile = asyncio.create_task(call(channels, body(1000)))
+        second = await server.request()
+        assert second.peer is not request.peer
+        await second.until_ended()
+        second.answer(REPLY)
+        assert await meanwhile == [REPLY]
+        request.peer.grant(MIB)
+        request.grant(MIB)
+        await request.until_ended()
+        assert request.message == DATA[:MIB]
+        assert not request.peer.is_lost
+        request.answer(REPLY)
+        assert await calling == [REPLY]
+        await request.until(lambda: request.peer.is_lost)
+
+
+@both_paths
+async def test_a_connection_that_ends_does_not_take_what_it_has_not_seen(scatters):
+    async with listening() as server, worker(server, scatters) as channels:
+        calling = asyncio.create_task(failing(channels, body(MIB)))
+        request = await server.request()
+        await request.until_body(WINDOW)
+        request.peer.announce_end(0)
+        error = await calling
+        assert (error.status, error.started) == ("UNAVAILABLE", False)
+        await request.until(lambda: request.peer.is_lost)
+
+
+@both_paths
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 async def test_a_connection_lost_in_mid_message(scatters, is_open):
     async with listening(**(WIDE if is_open else {})) as server, worker(server, scatters) as channels:
@@ -252,7 +290,7 @@ async def test_an_early_answer_is_an_answer(scatters, resets):
 
 
 @both_paths
-@pytest.mark.parametrize("ending", ["reset", "goaway", "lost"])
+@pytest.mark.parametrize("ending", ["goaway", "lost"])
 async def test_a_complete_answer_survives_what_comes_behind(scatters, ending):
     async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
         stream = channels.stream(GENERATE, body(100_000), pb.GenerateResponse)
@@ -265,7 +303,7 @@ async def test_a_complete_answer_survives_what_comes_behind(scatters, ending):
             request.finish()
             if ending == "goaway":
                 request.peer.goaway()
-            if ending in ("goaway", "lost"):
+            else:
                 request.peer.transport.close()
             await asyncio.sleep(0.05)
             assert [reply async for reply in stream] == [REPLY] * 3
