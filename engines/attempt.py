@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.base import EngineError, EngineRequest, Event, Observer
@@ -104,7 +104,13 @@ class Attempt:
                 self._is_regular = replies.all_finished
                 if not self._has_answered:
                     self._engine_has_all(placement)
-                yield event
+                try:
+                    yield event
+                except GeneratorExit:
+                    if self._is_regular:  # the consumer has all it wants: the call still ends as the engine ends it
+                        with suppress(EngineError):
+                            await self._last_word(stream, replies)
+                    raise
                 if self._is_regular:
                     await self._last_word(stream, replies)
                     return
