@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from aiohttp import web
 
-from engines.base import EngineError, Event
+from engines.base import EngineError, EngineRequest, Event
 from engines.dispatch import Dispatcher, Generation
 from pipeline.admission import Bodies
 from pipeline.catalog import Catalog
@@ -23,6 +23,12 @@ from pipeline.protocols.parts import check_content_type, decode_body
 from pipeline.ticket import Ticket
 
 ENDPOINT = "chat_completions"
+ROUTING_KEY_HEADER = "X-SMG-Routing-Key"  # a session's key, for policies that keep sessions together
+
+
+def media_key(request: EngineRequest) -> str | None:
+    """Without a session's key the same media go to the same worker, which may have them in its encoder cache."""
+    return "".join(item.content_hash for batch in request.media for item in batch.items) or None
 
 
 class ChatRoute:
@@ -59,7 +65,12 @@ class ChatRoute:
             ticket.worker = generation.worker.url if generation.worker is not None else ""
             ticket.media_free(consumed)
 
-        generation = self._dispatcher.generate(prepared.request, remake=prepared.remake, on_media_free=media_free)
+        generation = self._dispatcher.generate(
+            prepared.request,
+            routing_key=request.headers.get(ROUTING_KEY_HEADER) or media_key(prepared.request),
+            remake=prepared.remake,
+            on_media_free=media_free,
+        )
         try:
             if prepared.request.stream:
                 return await self._stream(request, ticket, answer, generation, deadline)
