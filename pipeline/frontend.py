@@ -202,6 +202,8 @@ class Frontend:
 
     async def _listen(self, routes: list[Route]) -> list[web.BaseSite]:
         config = self._config
+        # what strangers send that is no HTTP gets its 400 without a stack in our log; our handlers log their own faults
+        logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
         app = application(config, self._doorkeeper, routes)
         runner = web.AppRunner(
             app,
@@ -209,6 +211,7 @@ class Frontend:
             handle_signals=False,
             handler_cancellation=True,
             read_bufsize=READ_BUFFER,
+            auto_decompress=False,
             shutdown_timeout=0.0,
         )
         metrics_runner = web.AppRunner(_metrics_app(self._metrics), access_log=None, handle_signals=False)

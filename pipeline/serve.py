@@ -24,6 +24,7 @@ _log = logging.getLogger("mediagate.http")
 
 Handler = Callable[[web.Request, Ticket], Awaitable[web.StreamResponse]]
 
+UNROUTED = "unrouted"  # stands for every path that is no route, in metrics
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
 
 
@@ -97,6 +98,34 @@ class Doorkeeper:
 
         return answer
 
+    def foreign_errors(self) -> Any:
+        """Unknown paths and wrong methods in our own words."""
+
+        @web.middleware
+        async def answer(
+            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        ) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except web.HTTPMethodNotAllowed as error:
+                wrong = GatewayError(
+                    "method_not_allowed", f"Method {request.method} is not allowed for {_path(request)}"
+                )
+                response = self._refuse_unrouted(wrong, request)
+                response.headers["Allow"] = ",".join(sorted(error.allowed_methods))
+                return response
+            except web.HTTPNotFound:
+                unknown = GatewayError("unknown_url", f"Invalid URL ({request.method} {_path(request)})")
+                return self._refuse_unrouted(unknown, request)
+
+        return answer
+
+    def _refuse_unrouted(self, error: GatewayError, request: web.Request) -> web.StreamResponse:
+        ticket = Ticket(self.request_id(request, "req-"), UNROUTED)
+        self._metrics.http_started(UNROUTED)
+        self._metrics.http_finished(request.method, UNROUTED, error.status, error.code, ticket.elapsed_s)
+        return self._refuse(error, request, ticket)
+
     def _note_stages(self, ticket: Ticket) -> None:
         """What a request waited for as a whole; decode and preprocess were noted by item, where they ran."""
         for stage in ("admit", "fetch", "send", "engine"):
@@ -112,15 +141,20 @@ class Doorkeeper:
                     ticket.custody.keep((await self._slots.enter()).release)
             return self._dress(await route.handler(request, ticket), ticket)
         except GatewayError as error:
-            return self._refuse(error, ticket)
+            return self._refuse(error, request, ticket)
+        except ConnectionError:
+            raise  # the client is gone while it was written to: aiohttp closes what is left
         except Exception:
             _log.exception("request failed id=%s route=%s", ticket.request_id, route.path)
-            return self._refuse(GatewayError("internal_error", "the gateway failed on this request"), ticket)
+            return self._refuse(GatewayError("internal_error", "the gateway failed on this request"), request, ticket)
 
-    def _refuse(self, error: GatewayError, ticket: Ticket) -> web.StreamResponse:
+    def _refuse(self, error: GatewayError, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         ticket.code = error.code
-        response = error_response(error)
-        return self._dress(response, ticket)
+        if ticket.is_answering:  # a status line is out already: a cut connection is the only honest end
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionAbortedError(error.message)
+        return self._dress(error_response(error), ticket)
 
     def _dress(self, response: web.StreamResponse, ticket: Ticket) -> web.StreamResponse:
         if not response.prepared:
@@ -134,26 +168,14 @@ class Doorkeeper:
         return headers
 
 
+def _path(request: web.Request) -> str:
+    return request.path[:200]
+
+
 def error_response(error: GatewayError) -> web.Response:
     return web.Response(
         status=error.status, body=as_json(error.body()), headers=error.headers, content_type="application/json"
     )
-
-
-@web.middleware
-async def foreign_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Unknown paths and wrong methods in our own words."""
-    try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as error:
-        ours = GatewayError("method_not_allowed", f"Method {request.method} is not allowed for {request.path[:200]}")
-        response = error_response(ours)
-        response.headers["Allow"] = ",".join(sorted(error.allowed_methods))
-        return response
-    except web.HTTPNotFound:
-        return error_response(GatewayError("unknown_url", f"Invalid URL ({request.method} {request.path[:200]})"))
 
 
 def cors_middleware(origins: tuple[str, ...]) -> Any:
@@ -188,7 +210,7 @@ def cors_middleware(origins: tuple[str, ...]) -> Any:
 
 
 def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> web.Application:
-    middlewares = [foreign_errors]
+    middlewares = [doorkeeper.foreign_errors()]
     if config.server.cors_allowed_origins:
         middlewares.insert(0, cors_middleware(config.server.cors_allowed_origins))
     app = web.Application(middlewares=middlewares, client_max_size=config.server.max_payload_bytes)

@@ -66,6 +66,7 @@ class Ticket:
         self.completion_tokens = 0
         self.worker = ""
         self.code = ""
+        self.is_answering = False  # the status line is out
         self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
 
     def dispatched(self) -> None:

@@ -146,7 +146,7 @@ class ChatRoute:
         chunks = answer.stream(self._timed(ticket, generation), first_out)
         async with self._in_time(deadline):
             first = await anext(chunks)
-        stream = EventStream(request, self._reply_headers(ticket), self._config.server.sse_keepalive_s)
+        stream = EventStream(request, ticket, self._reply_headers(ticket), self._config.server.sse_keepalive_s)
         failure: GatewayError | None = None
         async with stream:
             try:

@@ -3,16 +3,21 @@
 import asyncio
 from collections.abc import Mapping
 
-from aiohttp import web
+import aiohttp
+from aiohttp import http_exceptions, web
 
 from pipeline.admission import Bodies, Grant
 from pipeline.errors import GatewayError
+from pipeline.ticket import Ticket
 
 LAST_WRITE_S = 10.0
 
 
 async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[bytearray, Grant]:
     """The whole body, its bytes counted as they arrive; at most `limit`.  The grant is the caller's to release."""
+    coding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise GatewayError("json_parse_error", f"Content-Encoding {coding[:40]!r} is not accepted for request bodies")
     length = request.content_length
     if length is not None and length > limit:
         raise GatewayError(
@@ -28,6 +33,9 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
                     "request_body_too_large", f"the request body is longer than the limit of {limit} bytes"
                 )
             bodies.grow(grant, len(body))
+    except (aiohttp.ClientError, http_exceptions.HttpProcessingError) as error:
+        grant.release()
+        raise GatewayError("invalid_json", f"the request body cannot be read: {error}") from None
     except BaseException:
         grant.release()
         raise
@@ -39,8 +47,9 @@ class EventStream:
 
     KEEPALIVE = b": ping\n\n"
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], keepalive_s: float) -> None:
+    def __init__(self, request: web.Request, ticket: Ticket, headers: Mapping[str, str], keepalive_s: float) -> None:
         self._request = request
+        self._ticket = ticket
         self._keepalive_s = keepalive_s
         self._idle: asyncio.TimerHandle | None = None
         self._pinging: set[asyncio.Task[None]] = set()
@@ -50,6 +59,7 @@ class EventStream:
         self.response.headers["Cache-Control"] = "no-cache"
 
     async def __aenter__(self) -> "EventStream":
+        self._ticket.is_answering = True
         await self.response.prepare(self._request)
         self._rearm()
         return self
