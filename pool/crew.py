@@ -5,11 +5,12 @@ dies before it was ever of use, again and again, is forked after longer and long
 through its preparation, the pool cannot start at all and the gateway gives up.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import multiprocess
@@ -63,13 +64,24 @@ class Forked:
         """SIGKILL, for a pool process with everything it started."""
         if self._leads_group:
             self._signal_group()
-        os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
+        with contextlib.suppress(ProcessLookupError):  # dead and reaped by multiprocess
+            os.kill(self.pid, signal.SIGKILL)  # it may not lead a group yet
 
     def _signal_group(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # no group any more, or not yet
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return  # no group, or nothing but a zombie in it
+
+
+def reap_strangers(known: Container[int]) -> None:
+    """Reap dead children that nobody here forked: as a container's first process this one inherits every orphan."""
+    while True:
+        try:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if dead is None or dead.si_pid in known:  # one that died just now: its own reaping comes first
+            return
+        os.waitpid(dead.si_pid, 0)
 
 
 class _Post:
@@ -110,6 +122,10 @@ class Crew:
     @property
     def cannot_start(self) -> bool:
         return not self._was_ever_prepared and any(post.failures >= MOST_FIRST_FAILURES for post in self._posts)
+
+    @property
+    def pids(self) -> set[int]:
+        return {post.process.pid for post in self._posts if post.process is not None}
 
     def tick(self, now: float) -> None:
         """Fork what is due, kill what does not come through its preparation."""

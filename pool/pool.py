@@ -15,76 +15,38 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import msgspec
 
+from pool.conditions import Conditions
 from pool.control import Kill, Renewed, Reset, Up, line
-from pool.messages import Answer, BodyTooLarge, Configured, Ending, Prepared
-from pool.ring import RingBroken
+from pool.endings import Endings
+from pool.messages import Answer, BodyTooLarge, Configured, Prepared
+from pool.outcome import (
+    JobCrashed,
+    JobFailed,
+    JobLost,
+    JobOverran,
+    JobT,
+    Outcome,
+    PoolClosed,
+    PoolStatistics,
+    ResultT,
+)
+from pool.ring import RingBroken, RingFull
 from pool.row import DEPTH, LONG_BYTES, Row
 from pool.seat import Configuration, Piece, Seat, Ticket
 from pool.spans import Lease
 
 logger = logging.getLogger(__name__)
 
-JobT = TypeVar("JobT")
-ResultT = TypeVar("ResultT")
+__all__ = ["JobCrashed", "JobFailed", "JobLost", "JobOverran", "Outcome", "Pool", "PoolClosed", "PoolStatistics"]
 
 _TICK_S = 0.1
-# a process that is killed while it is being configured or learns for so long is stuck
+# a process that takes so long to take a piece of configuration is stuck
 CONFIGURE_TIMEOUT_S = 60.0
 _MOST_DEATHS = 2
-
-
-class JobFailed(Exception):
-    """The workshop refused the job because of what the client sent; the message is the workshop's."""
-
-
-class JobLost(Exception):
-    """The job was running when two processes died."""
-
-
-class JobOverran(Exception):
-    """The job did not end before its deadline."""
-
-
-class JobCrashed(Exception):
-    """The workshop raised something else; `kind` is the exception's type, the stack is in the log only."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
-
-
-class PoolClosed(Exception):
-    """The pool was closed before the job ended."""
-
-
-class Outcome(msgspec.Struct, Generic[ResultT], frozen=True):
-    """A job's result and its cost.  `queued_s`: from submit until a process began; `slot`: the pool slot it ran in."""
-
-    result: ResultT
-    queued_s: float
-    run_s: float
-    minor_faults: int
-    slot: int
-
-
-class PoolStatistics(msgspec.Struct, frozen=True):
-    """Counts since the start: jobs by how they ended, runs repeated after a death, processes that died or were
-    replaced.
-    """
-
-    done: int = 0
-    failed: int = 0
-    crashed: int = 0
-    lost: int = 0
-    overran: int = 0
-    withdrawn: int = 0
-    repeated: int = 0
-    deaths: int = 0
-    configurations_refused: int = 0
 
 
 class Pool(Generic[JobT, ResultT]):
@@ -99,15 +61,12 @@ class Pool(Generic[JobT, ResultT]):
         self._send = send
         self._overrun_grace_s = overrun_grace_s
         self._encoder = msgspec.msgpack.Encoder()
-        self._results = msgspec.msgpack.Decoder(result_type)
-        self._failures = msgspec.msgpack.Decoder(str)
-        self._crashes = msgspec.msgpack.Decoder(tuple[str, str])
+        self._endings = Endings(result_type)
         self._queue: deque[Ticket] = deque()
         self._configurations: dict[int, Configuration] = {}
         self._last_job = 0
         self._last_version = 0
-        self._counts: dict[str, int] = dict.fromkeys(PoolStatistics.__struct_fields__, 0)
-        self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._conditions = Conditions()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -137,7 +96,7 @@ class Pool(Generic[JobT, ResultT]):
 
     @property
     def statistics(self) -> PoolStatistics:
-        return PoolStatistics(**self._counts)
+        return self._endings.statistics
 
     def __repr__(self) -> str:
         return f"<Pool {self.processes_alive} of {self.processes} up, {self.busy} busy, {self.queued} queued>"
@@ -164,10 +123,8 @@ class Pool(Generic[JobT, ResultT]):
             self._queue.extend(item for item in seat.line if isinstance(item, Ticket))
             seat.line.clear()
         while self._queue:
-            self._fail(self._queue.popleft(), PoolClosed("the pool was closed"))
-        for _, met in self._conditions:
-            if not met.done():
-                met.set_exception(PoolClosed("the pool was closed"))
+            self._endings.fail(self._queue.popleft(), PoolClosed("the pool was closed"))
+        self._conditions.fail(PoolClosed("the pool was closed"))
 
     async def submit(self, job: JobT, *, deadline_s: float, leases: Sequence[Lease] = ()) -> Outcome[ResultT]:
         """Run one job; `deadline_s` counts from when a process begins it.
@@ -210,18 +167,18 @@ class Pool(Generic[JobT, ResultT]):
         self._configurations[key] = configuration
         for seat in self.seats:
             if seat.is_present:
-                seat.teach(configuration)
+                self._submitting(seat, seat.teach, configuration)
 
     async def retire(self, slot: int) -> None:
         """Let the process of `slot` end once it is idle and wait until another is up in its place."""
         seat = self.seats[slot]
-        await self._until(lambda: seat.is_up)
+        await self._conditions.met(lambda: seat.is_up)
         generation = seat.generation
         seat.is_retiring = True
         self._requeue(self._take_back_all(seat))
         self._dispatch()
         try:
-            await self._until(lambda: seat.generation != generation or not seat.is_present or not seat.line)
+            await self._conditions.met(lambda: seat.generation != generation or not seat.is_present or not seat.line)
         except asyncio.CancelledError:
             if seat.generation == generation:
                 seat.is_retiring = False
@@ -229,7 +186,7 @@ class Pool(Generic[JobT, ResultT]):
             raise
         if seat.generation == generation and seat.is_present:
             self._condemn(seat, "it is retired")
-        await self._until(lambda: seat.generation != generation and seat.is_up)
+        await self._conditions.met(lambda: seat.generation != generation and seat.is_up)
 
     # -- what the supervisor says (called by the link)
 
@@ -238,11 +195,12 @@ class Pool(Generic[JobT, ResultT]):
         seat = self.seats[slot]
         seat.is_condemned = True
         self._on_answers(seat)  # what it finished before counts
-        running = seat.board.running
-        self._counts["deaths"] += 1
+        # a process killed because of one job may have begun the next meanwhile, which is not to blame
+        guilty = 0 if seat.is_overrun else seat.board.running
+        self._endings.count("deaths")
         again: list[Ticket] = []
         for ticket in seat.bury():
-            if ticket.job_id == running:
+            if ticket.job_id == guilty:
                 ticket.deaths += 1
             if self._may_run_again(ticket, how):
                 again.append(ticket)
@@ -275,7 +233,7 @@ class Pool(Generic[JobT, ResultT]):
             self._deliver(seat, self._queue.popleft())
         if not self._queue:
             self._spread()
-        self._check_conditions()
+        self._conditions.check()
 
     def _roomiest(self) -> Seat | None:
         best: Seat | None = None
@@ -289,7 +247,16 @@ class Pool(Generic[JobT, ResultT]):
         return best
 
     def _deliver(self, seat: Seat, ticket: Ticket) -> None:
-        seat.deliver(ticket)
+        self._submitting(seat, seat.deliver, ticket)
+
+    def _submitting(self, seat: Seat, submit: Callable[..., None], *arguments: Any) -> None:
+        """Have the seat write to its process; watch the clock until it has answered."""
+        try:
+            submit(*arguments)
+        except RingFull:
+            # the process wrote into memory that is not its own: what it has comes back when it is dead
+            logger.error("the ring of a pool process is damaged: slot=%d", seat.index)
+            self._condemn(seat, "its ring is damaged")
         if self._ticking is None:
             self._tick_later()
 
@@ -319,21 +286,20 @@ class Pool(Generic[JobT, ResultT]):
         """Put jobs at the head of the queue, their order kept; those nobody wants end here."""
         for ticket in reversed(tickets):
             if ticket.is_dropped:
-                self._drop(ticket)
+                self._endings.drop(ticket)
             else:
                 self._queue.appendleft(ticket)
 
     def _may_run_again(self, ticket: Ticket, how: str) -> bool:
         if ticket.is_dropped:
-            self._drop(ticket)
+            self._endings.drop(ticket)
         elif ticket.is_overrun:
-            self._overrun(ticket)
+            self._endings.overrun(ticket)
         elif ticket.deaths >= _MOST_DEATHS:
-            self._counts["lost"] += 1
-            self._fail(ticket, JobLost(f"{ticket.deaths} pool processes died running the job (the last: {how})"))
+            self._endings.lose(ticket, how)
         else:
             if ticket.deaths:
-                self._counts["repeated"] += 1
+                self._endings.count("repeated")
             return True
         return False
 
@@ -342,13 +308,13 @@ class Pool(Generic[JobT, ResultT]):
         ticket.is_dropped = True
         if ticket in self._queue:
             self._queue.remove(ticket)
-            self._drop(ticket)
+            self._endings.drop(ticket)
             return
         for seat in self.seats:
             if ticket not in seat.line:
                 continue
             if seat.line[-1] is ticket and seat.take_back() is not None:
-                self._drop(ticket)
+                self._endings.drop(ticket)
                 self._dispatch()
             else:
                 seat.board.withdraw(ticket.place, ticket.job_id)  # a job that looks at its time ends early
@@ -367,11 +333,12 @@ class Pool(Generic[JobT, ResultT]):
 
     def _on_completion(self, seat: Seat, completion: Prepared | Configured | Answer) -> None:
         if isinstance(completion, Prepared):
-            seat.arrive(list(self._configurations.values()))
+            self._submitting(seat, seat.arrive, list(self._configurations.values()))
         else:
             head = seat.answered()
+            self._submitting(seat, seat.teach_on)
             if isinstance(completion, Answer) and isinstance(head, Ticket) and head.job_id == completion.job_id:
-                self._settle(seat, head, completion)
+                self._endings.settle(head, completion, seat.body(completion, head), seat.index)
             elif isinstance(completion, Configured) and isinstance(head, Piece):
                 self._note_configured(head, completion)
             else:
@@ -384,48 +351,8 @@ class Pool(Generic[JobT, ResultT]):
 
     def _note_configured(self, piece: Piece, completion: Configured) -> None:
         if completion.error:
-            self._counts["configurations_refused"] += 1
+            self._endings.count("configurations_refused")
             logger.error("configuration refused: key=%d error=%r", piece.configuration.key, completion.error)
-
-    def _settle(self, seat: Seat, ticket: Ticket, answer: Answer) -> None:
-        ticket.unpin()
-        if ticket.is_dropped or ticket.outcome.done():
-            self._counts["withdrawn"] += 1
-            return
-        body = seat.body(answer, ticket)
-        try:
-            if answer.ending is Ending.DONE:
-                queued_s = max(0.0, answer.began - ticket.submitted)
-                result = self._results.decode(body)
-                self._counts["done"] += 1
-                ticket.outcome.set_result(Outcome(result, queued_s, answer.run_s, answer.minor_faults, seat.index))
-            elif answer.ending is Ending.FAILED:
-                error = JobFailed(self._failures.decode(body))
-                self._counts["failed"] += 1
-                self._fail(ticket, error)
-            elif answer.ending is Ending.OVERRAN:
-                self._overrun(ticket)
-            else:
-                self._crash(ticket, *self._crashes.decode(body))
-        except msgspec.DecodeError as error:
-            self._crash(ticket, type(error).__name__, f"the result cannot be read: {error}")
-
-    def _crash(self, ticket: Ticket, kind: str, message: str) -> None:
-        self._counts["crashed"] += 1
-        self._fail(ticket, JobCrashed(kind, message))
-
-    def _overrun(self, ticket: Ticket) -> None:
-        self._counts["overran"] += 1
-        self._fail(ticket, JobOverran(f"the job took longer than {ticket.deadline_s:g} s"))
-
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
-        ticket.unpin()
-        if not ticket.outcome.done():
-            ticket.outcome.set_exception(error)
-
-    def _drop(self, ticket: Ticket) -> None:
-        self._counts["withdrawn"] += 1
-        ticket.unpin()
 
     # -- time
 
@@ -447,7 +374,7 @@ class Pool(Generic[JobT, ResultT]):
                 if now - head.heads_since > CONFIGURE_TIMEOUT_S:
                     self._condemn(seat, "it does not take its configuration")
             elif now - head.heads_since > head.deadline_s + self._overrun_grace_s:
-                head.is_overrun = True
+                head.is_overrun = seat.is_overrun = True
                 self._condemn(seat, f"job {head.job_id} took longer than {head.deadline_s:g} s")
         if is_busy:
             self._tick_later()
@@ -460,22 +387,3 @@ class Pool(Generic[JobT, ResultT]):
         self._requeue(self._take_back_all(seat))
         self._send(Kill(seat.index, line(why)))
         self._dispatch()
-
-    # -- waiting for the processes
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that only this object changes."""
-        while not condition():
-            met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = (condition, met)
-            self._conditions.append(entry)
-            try:
-                await met
-            finally:
-                if entry in self._conditions:
-                    self._conditions.remove(entry)
-
-    def _check_conditions(self) -> None:
-        for condition, met in self._conditions:
-            if not met.done() and condition():
-                met.set_result(None)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pool.messages import Answer, Completion, Configure, Configured, Prepared, RunJob, stow, unstow
-from pool.ring import RingReader, RingWriter
+from pool.ring import RingBroken, RingReader, RingWriter
 from pool.row import CONFIGURATION, DEPTH, LONG_BYTES, PoolSlot
 
 
@@ -95,6 +95,7 @@ class Seat:
         self.is_present = False  # a prepared process is there
         self.is_up = False  # and it has learned all there was to learn
         self.is_condemned = False  # it will be killed
+        self.is_overrun = False  # because of a job that took too long
         self.is_retiring = False
         self._long = slot.long
         self._writer = RingWriter(slot.submission, slot.submission_bell)
@@ -121,6 +122,7 @@ class Seat:
         ticket.place = next(place for place in range(DEPTH) if place not in taken)
         long_bytes, body = stow(ticket.body, self._long[ticket.place], "job")
         ticket.heads_since = 0.0 if self.line else time.monotonic()
+        ticket.is_overrun = False
         self.line.append(ticket)
         message = RunJob(ticket.job_id, ticket.deadline_s, ticket.place, long_bytes, body)
         self._writer.put(self._encoder.encode(message))
@@ -136,10 +138,10 @@ class Seat:
     def teach(self, configuration: Configuration) -> None:
         """Let the process learn a configuration, after those it has not learned yet."""
         self._unlearned.append(configuration)
-        self._teach_on()
+        self.teach_on()
 
-    def _teach_on(self) -> None:
-        """Send the next piece; there is one place for it, so one piece at a time."""
+    def teach_on(self) -> None:
+        """Send the next piece, if it is time; there is one place for it, so one piece at a time."""
         if not self._unlearned or any(isinstance(item, Piece) for item in self.line):
             return
         configuration = self._unlearned[0]
@@ -160,7 +162,11 @@ class Seat:
         return [self._completions.decode(self._reader.get()) for _ in range(self.bell.answer())]
 
     def answered(self) -> Ticket | Piece:
-        """Take the head of the line out: its answer has come."""
+        """Take the head of the line out: its answer has come.  `teach_on` afterwards.  RingBroken when nothing was
+        asked.
+        """
+        if not self.line:
+            raise RingBroken("an answer to nothing")
         head = self.line.popleft()
         if self.line:
             following, now = self.line[0], time.monotonic()
@@ -168,8 +174,6 @@ class Seat:
                 following.heads_since = now
             else:
                 self.line[0] = Piece(following.configuration, now)
-        if isinstance(head, Piece):
-            self._teach_on()
         return head
 
     def body(self, answer: Answer, ticket: Ticket) -> bytes:
@@ -183,7 +187,7 @@ class Seat:
         self.is_present = True
         self.generation += 1
         self._unlearned.extend(configurations)
-        self._teach_on()
+        self.teach_on()
 
     @property
     def is_learning(self) -> bool:
@@ -195,7 +199,7 @@ class Seat:
         self.line.clear()
         self._unlearned.clear()
         self._learned_bytes = 0
-        self.is_present = self.is_up = self.is_condemned = self.is_retiring = False
+        self.is_present = self.is_up = self.is_condemned = self.is_overrun = self.is_retiring = False
         self._writer.reset()
         self._reader.reset()
         self.board.reset()

@@ -40,7 +40,7 @@ from pool.control import (
     Up,
     control_pair,
 )
-from pool.crew import PREPARE_TIMEOUT_S, Crew, Forked
+from pool.crew import PREPARE_TIMEOUT_S, Crew, Forked, reap_strangers
 from pool.link import FrontendLink
 from pool.mapping import Mapping, round_up
 from pool.notify import Notifier
@@ -227,6 +227,8 @@ class Supervisor:
             if code is not None:
                 self._frontend = None
                 return self._exit_code(code)
+            if signal.SIGCHLD in numbers:
+                reap_strangers({*crew.pids, self._frontend.pid})
 
     def _timeout_ms(self, crew: Crew) -> int | None:
         times = [at for at in (crew.next_due(), self._kill_at) if at is not None]

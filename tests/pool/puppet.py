@@ -141,3 +141,16 @@ class Stand:
 
     def kills(self) -> list[int]:
         return [message.slot for message in self.take_sent() if isinstance(message, Kill)]
+
+
+async def finish(stand: Stand) -> None:
+    """Let the puppets do all there is to do."""
+    idle = 0
+    while idle < 3:
+        is_busy = False
+        for puppet in stand.puppets:
+            if puppet.is_alive and (puppet.current is not None or puppet.take()):
+                puppet.answer()
+                is_busy = True
+        await stand.turn()
+        idle = 0 if is_busy else idle + 1

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 
 import msgspec
@@ -66,7 +67,11 @@ class DieBeforeBell(msgspec.Struct, frozen=True, tag="die_before_bell"):
     mark: str
 
 
-Job = Echo | Fill | FillFile | Raise | Die | Think | Recall | DieBeforeBell
+class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
+    """Start a program that would run for ever and answer with its pid."""
+
+
+Job = Spawn | Echo | Fill | FillFile | Raise | Die | Think | Recall | DieBeforeBell
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
@@ -135,6 +140,8 @@ class Shop:
             os.kill(os.getpid(), job.number)
         if isinstance(job, DieBeforeBell) and _mark(job.mark):
             Doorbell.ring = lambda bell: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        if isinstance(job, Spawn):
+            return str(subprocess.Popen(["sleep", "1000"]).pid)
         if isinstance(job, Think):
             return self._think(job, bench)
         if isinstance(job, Recall):

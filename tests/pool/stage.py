@@ -8,6 +8,7 @@ signals.
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -173,7 +174,10 @@ def _main() -> int:
     parser.add_argument("--overrun-grace", type=float, default=0.2)
     parser.add_argument("--fails", default="")
     parser.add_argument("--fails-while", default="")
+    parser.add_argument("--inherits-orphans", action="store_true")
     options = parser.parse_args()
+    if options.inherits_orphans:  # as the first process of a container does
+        ctypes.CDLL(None).prctl(36, ctypes.c_ulong(1), 0, 0, 0)
     logging.basicConfig(level=logging.INFO, format="%(process)d %(name)s %(levelname)s %(message)s")
     module, _, name = options.scenario.partition(":")
     scenario: Scenario = getattr(importlib.import_module(module), name)
