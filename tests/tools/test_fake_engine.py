@@ -106,6 +106,8 @@ async def test_one_message_when_nothing_streams(channel: Channel, journal: Path)
     assert (record["event"], record["request_id"], record["media"]) == ("generate", "test-1", [])
     ids = [token for token, repeat in record["input_ids"] for _ in range(repeat)]
     assert ids == list(ask("Hello").tokenized.input_ids)
+    asked = ask("Hello").tokenized
+    assert record["message"] == {"tokenized": {"original_text": asked.original_text}, "sampling_params": {}}
 
 
 async def test_streaming_counts_as_the_published_servicer(channel: Channel) -> None:

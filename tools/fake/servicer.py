@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import itertools
 import json
 import os
 import socket
@@ -27,6 +26,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as rpc
 from tokenizers import Tokenizer
 
 from tools.fake.faults import Fault, FaultError, Script
+from tools.fake.journal import record
 from tools.fake.received import Expectations, Seen, receive
 from tools.fake.tensors import Reader, Refused
 from tools.fake.words import Answer, answer, last_turn, logprobs, sentence
@@ -162,7 +162,7 @@ class Engine(rpc.VllmEngineServicer):
             self._note("refused", request_id=request.request_id, reason=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if not light:
-            self._note("generate", **_record(seen), metadata=dict(context.invocation_metadata() or ()))
+            self._note("generate", **record(request, seen), metadata=dict(context.invocation_metadata() or ()))
         self._running += 1
         try:
             async for reply in self._replies(request, seen, prompt, fault, context):
@@ -239,21 +239,6 @@ class Engine(rpc.VllmEngineServicer):
         self._journal.flush()
 
 
-def _record(seen: Seen) -> dict[str, Any]:
-    """The journal's view of a request; ids as [id, repeat] runs."""
-    media = []
-    for batch in seen.batches:
-        tensors = {
-            name: {"dtype": t.dtype, "shape": list(t.shape), "transport": t.transport, "sha256": t.sha256}
-            | ({"values": list(t.values)} if t.values else {})
-            for name, t in batch.tensors.items()
-        }
-        ranges = [list(place) for place in batch.ranges]
-        media.append({"modality": batch.modality, "tensors": tensors, "ranges": ranges, "hashes": list(batch.hashes)})
-    runs = [[token, sum(1 for _ in group)] for token, group in itertools.groupby(seen.input_ids)]
-    return {"request_id": seen.request_id, "input_ids": runs, "media": media, "references": list(seen.references)}
-
-
 def _labelled(reply: Any, labels: dict[str, Any]) -> Any:
     for name, value in labels.items():
         if name in reply.DESCRIPTOR.fields_by_name:
@@ -287,7 +272,12 @@ def _shut_down(peer: str) -> None:
     port = int(peer.rpartition(":")[2])
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            held = socket.socket(fileno=os.dup(int(name)))
+            descriptor = os.dup(int(name))
+            try:
+                held = socket.socket(fileno=descriptor)
+            except OSError:  # no socket
+                os.close(descriptor)
+                continue
             with held:
                 if held.family in (socket.AF_INET, socket.AF_INET6) and held.getpeername()[1] == port:
                     held.shutdown(socket.SHUT_RDWR)
