@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
 from typing import Any
 
@@ -42,7 +42,6 @@ from pool.segments import SegmentStore
 _log = logging.getLogger("mediagate.frontend")
 
 LAG_PERIOD_S = 0.1
-GAUGE_PERIOD_S = 1.0
 READ_BUFFER = 1 << 20  # of one connection: large bodies arrive in few pieces
 
 
@@ -65,6 +64,7 @@ class Frontend:
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
+        self._deaths_told = 0
         self._closing = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -113,7 +113,6 @@ class Frontend:
         admin = AdminRoutes(config, self._registry, self._catalog, bodies, self._unready, lambda: link.has_supervisor)
         sites = await self._listen(_routes(chat, admin))
         self._start(self._watch_lag())
-        self._start(self._watch_gauges())
         for url in config.workers.urls:
             try:
                 await self._registry.add(WorkerSpec(url=url))
@@ -214,7 +213,8 @@ class Frontend:
             auto_decompress=False,
             shutdown_timeout=0.0,
         )
-        metrics_runner = web.AppRunner(_metrics_app(self._metrics), access_log=None, handle_signals=False)
+        scrapes = _metrics_app(self._metrics, self._refresh_gauges)
+        metrics_runner = web.AppRunner(scrapes, access_log=None, handle_signals=False)
         sites: list[web.BaseSite] = []
         for one, host, port in (
             (metrics_runner, config.metrics.host, config.metrics.port),
@@ -264,18 +264,16 @@ class Frontend:
             await asyncio.sleep(LAG_PERIOD_S)
             self._metrics.loop_lag(max(0.0, time.perf_counter() - begun - LAG_PERIOD_S))
 
-    async def _watch_gauges(self) -> None:
-        seen = 0
-        while True:
-            pool, metrics = self._pool, self._metrics
-            metrics.pool(pool.busy, pool.queued, pool.processes_alive)
-            deaths = pool.statistics.deaths
-            for _ in range(deaths - seen):
-                metrics.pool_restarted("died")
-            seen = deaths
-            for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
-                metrics.ring(name, arena.used, arena.size)
-            await asyncio.sleep(GAUGE_PERIOD_S)
+    def _refresh_gauges(self) -> None:
+        """At every scrape: what is read is true now."""
+        pool, metrics = self._pool, self._metrics
+        metrics.pool(pool.busy, pool.queued, pool.processes_alive)
+        deaths = pool.statistics.deaths
+        for _ in range(deaths - self._deaths_told):
+            metrics.pool_restarted("died")
+        self._deaths_told = deaths
+        for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
+            metrics.ring(name, arena.used, arena.size)
 
     # -- the end
 
@@ -340,8 +338,9 @@ def _routes(chat: ChatRoute, admin: AdminRoutes) -> list[Route]:
     ]
 
 
-def _metrics_app(metrics: Metrics) -> web.Application:
+def _metrics_app(metrics: Metrics, refresh: Callable[[], None]) -> web.Application:
     async def scrape(request: web.Request) -> web.Response:
+        refresh()
         content_type, body = metrics.render()
         return web.Response(body=body, headers={"Content-Type": content_type})
 

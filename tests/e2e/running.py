@@ -5,20 +5,25 @@ import contextlib
 import http.client
 import io
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tools.launch import Gateway, fake_engine
+from tools.launch import ROOT, Gateway, stop
 
 MODEL = "qwen3-vl-demo"
+CHAT = "/v1/chat/completions"
 QUICK = (
     "--pool-processes=2",
     "--pool-ring-bytes=268435456",
@@ -28,6 +33,7 @@ QUICK = (
     "--health-check-interval-secs=1",
     "--server-timing",
 )
+_READY = re.compile(rb"ready port=(\d+) pid=(\d+)")
 
 
 class Answer:
@@ -47,6 +53,10 @@ class Answer:
         return self.status, self.json["error"]["code"]
 
     @property
+    def message(self) -> str:
+        return str(self.json["error"]["message"])
+
+    @property
     def text(self) -> str:
         return str(self.json["choices"][0]["message"]["content"])
 
@@ -60,14 +70,89 @@ class Answer:
                 found.append(payload if payload == "[DONE]" else json.loads(payload))
         return found
 
+    @property
+    def streamed_text(self) -> str:
+        choices = [event["choices"][0] for event in self.events if event != "[DONE]" and event.get("choices")]
+        return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+class Engine:
+    """An engine stand-in that can be ended, brought back on its port, and kept from reading."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self._journal = folder / f"journal-{len(list(folder.iterdir()))}"
+        self._journal.touch()
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start(*flags)
+
+    @property
+    def url(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def start(self, *flags: str) -> None:
+        """On the same port as before; `flags` are the new life's own."""
+        command = [sys.executable, str(ROOT / "tools" / "fake_engine.py"), "--with-stdin", "--port", str(self.port)]
+        self._process = subprocess.Popen(
+            [*command, "--journal", str(self._journal), *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = _READY.search(line)
+        assert found, f"the stand-in did not start: {line!r}"
+        self.port = int(found[1])
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGCONT)
+        stop(process, grace_s=5)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+
+    def wait(self) -> int:
+        """Until it has ended by itself; its exit code."""
+        assert self._process is not None
+        code = self._process.wait(20)
+        self.stop()
+        return code
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """As long as this lasts the process reads nothing, and its kernel buffers fill."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def seen(self, event: str = "") -> list[dict[str, Any]]:
+        """What it wrote into its journal: `generate`, `refused`, `cancelled`, `abort`."""
+        lines = [json.loads(line) for line in self._journal.read_text().splitlines()]
+        return [line for line in lines if event in ("", line["event"])]
+
 
 class Running:
-    """A gateway and the journal of its engine."""
+    """A gateway and its engine workers; `engine` is the first of them."""
 
-    def __init__(self, gateway: Gateway, journal: Path, engine_port: int) -> None:
+    def __init__(self, gateway: Gateway, engines: Sequence[Engine]) -> None:
         self.gateway = gateway
-        self.engine_port = engine_port
-        self._journal = journal
+        self.engines = engines
+
+    @property
+    def engine(self) -> Engine:
+        return self.engines[0]
+
+    def seen(self, event: str = "") -> list[dict[str, Any]]:
+        return self.engine.seen(event)
+
+    # -- asking
 
     def call(
         self,
@@ -88,8 +173,23 @@ class Running:
             connection.close()
 
     def chat(self, content: Any, **fields: Any) -> Answer:
-        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 400, **fields}
-        return self.call("POST", "/v1/chat/completions", body)
+        return self.call("POST", CHAT, question(content, **fields))
+
+    def open_chat(self, content: Any, **fields: Any) -> socket.socket:
+        """A chat request whose answer nobody has read yet; close the socket to be a client that leaves."""
+        body = json.dumps(question(content, **fields)).encode()
+        connection = socket.create_connection((self.gateway.host, self.gateway.port), timeout=30)
+        connection.sendall(self.head(len(body)) + body)
+        return connection
+
+    def head(self, length: int) -> bytes:
+        """The head of a chat request with a body of `length` bytes."""
+        return (
+            f"POST {CHAT} HTTP/1.1\r\nHost: {self.gateway.host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {length}\r\n\r\n"
+        ).encode()
+
+    # -- looking inside
 
     def metrics(self) -> str:
         connection = http.client.HTTPConnection(self.gateway.host, self.gateway.metrics_port, timeout=10)
@@ -106,57 +206,111 @@ class Running:
                 return float(line.rsplit(" ", 1)[1])
         return 0.0
 
-    def seen(self) -> list[dict[str, Any]]:
-        """What the engine wrote into its journal."""
-        return [json.loads(line) for line in self._journal.read_text().splitlines()]
+    def workers(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.call("GET", "/workers").json["workers"]
+        return found
 
-    def open_chat(self, content: Any, **fields: Any) -> socket.socket:
-        """A chat request whose answer nobody has read yet; close the socket to be a client that leaves."""
-        body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.gateway.host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
-        )
-        connection = socket.create_connection((self.gateway.host, self.gateway.port), timeout=30)
-        connection.sendall(head.encode() + body)
-        return connection
+    def ready(self) -> bool:
+        return self.call("GET", "/readiness").status == 200
+
+    def log(self) -> str:
+        assert self.gateway.log is not None
+        return self.gateway.log.read_text()
+
+    def access(self, request_id: str) -> list[str]:
+        """The access lines of one request."""
+        return [line for line in self.log().splitlines() if " INFO request " in line and f"id={request_id} " in line]
+
+    def pids(self, name: str) -> list[int]:
+        """Processes of this gateway that are called so: `front`, `pool0`, `pool1`."""
+        return [pid for pid in children(self.gateway.pid) if comm(pid) == f"mediagate:{name}"]
+
+    def held(self) -> dict[str, float]:
+        """What the gateway holds for requests at this moment, without what is zero."""
+        names = {
+            "slots": "smg_admission_inflight",
+            "queued": "smg_admission_queue_depth",
+            "inputs": 'mediagate_ring_used_bytes{ring="inputs"}',
+            "outputs": 'mediagate_ring_used_bytes{ring="outputs"}',
+            "in flight": "mediagate_inflight_bytes",
+            "in flight, waiting": "mediagate_inflight_waiting_bytes",
+            "busy processes": "mediagate_pool_busy_processes",
+            "queued jobs": "mediagate_pool_queue_jobs",
+        }
+        lines = dict(line.rsplit(" ", 1) for line in self.metrics().splitlines() if not line.startswith("#"))
+        found = {word: float(lines.get(name, 0)) for word, name in names.items()}
+        found |= {f"load {worker['url']}": worker["load"] for worker in self.workers()}
+        found["published segments"] = len(self.published())
+        return {word: value for word, value in found.items() if value}
+
+    def published(self) -> list[str]:
+        """Names in /dev/shm that engines have not consumed."""
+        fronts = self.pids("front")
+        return [name for name in os.listdir("/dev/shm") if any(f"smg-tokenspeed-{pid}-" in name for pid in fronts)]
+
+    def given_back(self, *, seconds: float = 10) -> None:
+        """Wait until nothing is held for any request."""
+        deadline = time.monotonic() + seconds
+        while held := self.held():
+            assert time.monotonic() < deadline, f"still held after {seconds} s: {held}"
+            time.sleep(0.02)
+
+
+def question(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 400, **fields}
 
 
 @contextlib.contextmanager
 def running(
     *flags: str,
     engine: tuple[str, ...] = (),
+    engines: Sequence[tuple[str, ...]] | None = None,
     environment: Mapping[str, str] | None = None,
     quick: tuple[str, ...] = QUICK,
     wait: bool = True,
+    command: Sequence[str] = (sys.executable, "gateway.py"),
 ) -> Iterator[Running]:
-    """Engine stand-in and gateway, ready; both are gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="mediagate-test-") as folder:
-        journal = Path(folder, "journal")
-        journal.touch()
-        with fake_engine("--journal", str(journal), *engine) as port:
-            gateway = Gateway(
-                [sys.executable, "gateway.py"],
-                [*quick, "--worker-urls", f"grpc://127.0.0.1:{port}", *flags],
-                log=Path(folder, "log"),
-                environment=environment,
-            )
-            try:
-                if wait:
-                    gateway.wait_until()
-                yield Running(gateway, journal, port)
-            except BaseException:
-                print(gateway.tail())
-                raise
-            finally:
-                gateway.stop()
+    """Engine stand-ins (`engines`: the flags of each) and a gateway, ready; all are gone afterwards."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mediagate-test-")))
+        fleet = []
+        for its_flags in [engine] if engines is None else engines:
+            fleet.append(Engine(folder, *its_flags))
+            stack.callback(fleet[-1].stop)
+        urls = ["--worker-urls", *(one.url for one in fleet)] if fleet else []
+        gateway = Gateway(command, [*quick, *urls, *flags], log=folder / "log", environment=environment)
+        stack.callback(gateway.stop)
+        try:
+            if wait:
+                gateway.wait_until("/readiness" if fleet else "/liveness")
+            yield Running(gateway, fleet)
+        except BaseException:
+            print(gateway.tail())
+            raise
 
 
-def until(condition: Any, *, seconds: float = 20, what: str = "") -> None:
+def children(pid: int) -> list[int]:
+    """Living children of a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rsplit(")", 1)[1].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def comm(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def until(condition: Callable[[], Any], *, seconds: float = 20, what: str = "") -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not in {seconds} s: {what or condition}"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def picture(height: int = 200, width: int = 300, *, kind: str = "PNG", seed: int = 0) -> bytes:
