@@ -4,6 +4,7 @@ Fields, ranges and codes: SMG 1.13's measured answers (`docs/compatibility.md` l
 are accepted and ignored, as clients expect; known ones whose feature this version lacks are refused by name.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,33 +15,32 @@ from engines.base import Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
-from pipeline.protocols.parts import raw_string
-
-_ABSENT = msgspec.Raw(b"")
+from pipeline.protocols.parts import decode_body, raw_string
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class Part(msgspec.Struct, frozen=True):
-    """One content part, unparsed: the type decides which member is read."""
-
-    type: msgspec.Raw = _ABSENT
-    text: msgspec.Raw = _ABSENT
-    image_url: msgspec.Raw = _ABSENT
-    video_url: msgspec.Raw = _ABSENT
-    audio_url: msgspec.Raw = _ABSENT
-    input_audio: msgspec.Raw = _ABSENT
-
-
 class MediaUrl(msgspec.Struct, frozen=True):
+    """`url` stays raw JSON: a data URL of megabytes is looked at once, here, and copied once, into its span."""
+
     url: msgspec.Raw
     max_long_side_pixel: int | None = None
     fps: float | None = None
 
 
+class Part(msgspec.Struct, frozen=True):
+    """One content part; `type` decides which member is read."""
+
+    type: str
+    text: str | None = None
+    image_url: MediaUrl | str | None = None
+    video_url: MediaUrl | str | None = None
+    audio_url: MediaUrl | str | None = None
+
+
 class Message(msgspec.Struct, frozen=True):
     role: Role
-    content: str | list[msgspec.Raw] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -102,11 +102,35 @@ class ChatRequest(msgspec.Struct, frozen=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-DECODER = msgspec.json.Decoder(ChatRequest)
-_PART = msgspec.json.Decoder(Part)
-_MEDIA_URL = msgspec.json.Decoder(MediaUrl)
-
+_DECODER = msgspec.json.Decoder(ChatRequest)
+_PART_AT = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\]")
 _URL_MODALITIES = {"image_url": Modality.IMAGE, "video_url": Modality.VIDEO, "audio_url": Modality.AUDIO}
+
+
+def read(body: bytes | bytearray) -> ChatRequest:
+    """The request; GatewayError for what does not parse, is out of range or belongs to a later version.
+
+    A content part of the wrong shape is `unsupported_content_part` by its own type, as the peer answers.
+    """
+    try:
+        request = decode_body(_DECODER, body)
+    except GatewayError as error:
+        place = _PART_AT.match(error.param or "")
+        if place is None or error.code == "invalid_json":
+            raise
+        raise unsupported(_type_of_part(body, int(place[1]), int(place[2]))) from None
+    check_fields(request)
+    return request
+
+
+def _type_of_part(body: bytes | bytearray, message: int, part: int) -> str:
+    """What a part that does not parse calls itself."""
+    try:
+        found = msgspec.json.decode(body)["messages"][message]["content"][part]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # what comes behind the part is no JSON at all
+        found = None
+    kind = found.get("type") if isinstance(found, dict) else None
+    return kind if isinstance(kind, str) else "<missing>"
 
 
 def check_fields(request: ChatRequest) -> None:
@@ -273,37 +297,28 @@ def unsupported(kind: str) -> GatewayError:
     )
 
 
-def template_part(raw: msgspec.Raw, role: str, parts: list[MediaPart]) -> dict[str, Any]:
-    try:
-        part = _PART.decode(raw)
-        kind = msgspec.json.decode(part.type, type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise unsupported("<missing>") from None
-    if kind == "text":
-        try:
-            return {"type": "text", "text": msgspec.json.decode(part.text, type=str)}
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise unsupported(kind) from None
-    if role == "assistant" or (kind not in _URL_MODALITIES and kind != "input_audio"):
-        raise unsupported(kind)  # media in an assistant turn would be dropped in silence by every template
-    media = media_part(kind, part)
+def template_part(part: Part, role: str, parts: list[MediaPart]) -> dict[str, Any]:
+    if part.type == "text":
+        if part.text is None:
+            raise unsupported(part.type)
+        return {"type": "text", "text": part.text}
+    if role == "assistant":
+        raise unsupported(part.type)  # media in an assistant turn would be dropped in silence by every template
+    media = media_part(part)
     parts.append(media)
     return {"type": media.modality.value}
 
 
-def media_part(kind: str, part: Part) -> MediaPart:
-    if kind == "input_audio":
+def media_part(part: Part) -> MediaPart:
+    if part.type == "input_audio":
         return MediaPart(modality=Modality.AUDIO, url=b"")  # refused by the plan: no model of this version takes sound
-    raw: msgspec.Raw = getattr(part, kind)
-    url = raw_string(raw)
-    hints = Hints()
+    modality = _URL_MODALITIES.get(part.type)
+    given: MediaUrl | str | None = getattr(part, part.type) if modality is not None else None
+    if modality is None or given is None:
+        raise unsupported(part.type)
+    if isinstance(given, str):
+        return MediaPart(modality=modality, url=given.encode())
+    url = raw_string(given.url)
     if url is None:
-        try:
-            described = _MEDIA_URL.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise unsupported(kind) from None
-        url = raw_string(described.url)
-        hints = Hints(max_long_side=described.max_long_side_pixel, fps=described.fps)
-    if url is None:
-        raise unsupported(kind)
-    return MediaPart(modality=_URL_MODALITIES[kind], url=url, hints=hints)
+        raise unsupported(part.type)
+    return MediaPart(modality=modality, url=url, hints=Hints(max_long_side=given.max_long_side_pixel, fps=given.fps))

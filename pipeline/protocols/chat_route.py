@@ -19,7 +19,7 @@ from pipeline.prepare import Preparation, Prepared
 from pipeline.protocols import chat
 from pipeline.protocols.chat_reply import DONE, Answer, stream_error
 from pipeline.protocols.http import EventStream, read_body
-from pipeline.protocols.parts import check_content_type, decode_body
+from pipeline.protocols.parts import check_content_type
 from pipeline.ticket import Ticket
 
 ENDPOINT = "chat_completions"
@@ -103,8 +103,7 @@ class ChatRoute:
         with ticket.stage("admit"):
             body, grant = await read_body(request, self._bodies, self._config.server.max_payload_bytes)
         try:
-            asked = decode_body(chat.DECODER, body)
-            chat.check_fields(asked)
+            asked = chat.read(body)
             model = self._catalog.serving(asked.model)
             ticket.model = model.model
             plan = chat.plan_of(asked, model.sampling_defaults)

@@ -9,21 +9,18 @@ from engines.base import Modality
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPlan
 from pipeline.protocols import chat
-from pipeline.protocols.parts import decode_body
 
 USER = [{"role": "user", "content": "hi"}]
 
 
 def plan(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> MediaPlan:
-    request = decode_body(chat.DECODER, json.dumps(body).encode())
-    chat.check_fields(request)
-    return chat.plan_of(request, defaults or {})
+    return chat.plan_of(chat.read(json.dumps(body).encode()), defaults or {})
 
 
 def refusal(body: dict[str, Any] | bytes) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         if isinstance(body, bytes):
-            decode_body(chat.DECODER, body)
+            chat.read(body)
         else:
             plan({"model": "m", "messages": USER, **body})
     return caught.value
@@ -74,7 +71,7 @@ def test_fields_out_of_range_are_refused(fields: dict[str, Any], code: str, para
         (b'{"model": "m"}', "missing_required_parameter", "messages"),
         (b'{"messages": [{"role": "user", "content": "hi"}]}', "missing_required_parameter", "model"),
         (b"[]", "invalid_type", None),
-        (b'{"model": "m", "messages": [{"role": "user", "content": ' + b"[" * 100_000, "invalid_json", None),
+        (b'{"model": "m", "messages": [{"role": "user", "tool_calls": [{"x": ' + b"[" * 100_000, "invalid_json", None),
     ],
 )
 def test_bodies_that_do_not_parse(body: bytes, code: str, param: str | None) -> None:
@@ -128,10 +125,10 @@ def test_pictures_in_every_other_role_keep_the_written_order(role: str) -> None:
 
 
 def test_escapes_in_a_url_are_resolved_and_plain_ones_are_views() -> None:
-    body = rb'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http:\/\/h\/\u00e9"}},'
+    body = rb'{"model":"m","messages":[{"role":"user","content":['
+    body += rb'{"type":"image_url","image_url":{"url":"http:\/\/h\/\u00e9"}},'
     body += rb'{"type":"image_url","image_url":{"url":"http://h/plain"}}]}]}'
-    request = decode_body(chat.DECODER, body)
-    escaped, plain = chat.plan_of(request, {}).parts
+    escaped, plain = chat.plan_of(chat.read(body), {}).parts
     assert bytes(escaped.url) == "http://h/é".encode()
     assert isinstance(plain.url, memoryview) and plain.url.obj is not None and bytes(plain.url) == b"http://h/plain"
 
