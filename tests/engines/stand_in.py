@@ -95,6 +95,7 @@ class Engine:
         self.script = []
         self.otherwise = answers(11, 12, 13)
         self.healthy = True
+        self.health_script = []  # what the next checks say, before `healthy` counts
         self.fail_method = {}  # method -> status name
         self.received = []
         self.aborted = []
@@ -155,7 +156,8 @@ class Engine:
         return call
 
     async def _health(self, request, context):
-        return pb.HealthCheckResponse(healthy=self.healthy)
+        healthy = self.health_script.pop(0) if self.health_script else self.healthy
+        return pb.HealthCheckResponse(healthy=healthy)
 
     async def _model_info(self, request, context):
         return pb.GetModelInfoResponse(**self.model_info)

@@ -608,7 +608,7 @@ async def test_segments_are_read_and_settled(make_bench, tmp_path):
         assert (handle.nbytes, handle.offset, handle.owner_id) == (4096, 0, "smg:7")
         assert served.tensors[handle.name] == bytes(request.media[0].items[0].primary.buffers[0])
         assert bench.figures.tensors == [("vllm", "shm", 8), ("vllm", "shm", 4096)]
-        assert [segment.settled for segment in bench.store.segments] == [True, True]
+        await until(lambda: [segment.settled for segment in bench.store.segments] == [True, True])
         assert {segment.reader for segment in bench.store.segments} == {served.url}
 
 
