@@ -32,7 +32,7 @@ from tools.load.rounds import RoundFailed, bodies, gateway, measure, sent_tensor
 from tools.load.scenarios import GROWTHS, QUIET, SCENARIOS, Growth, Scenario  # noqa: E402
 
 PEER = "smg==1.13.0"
-FIGURES = ("cpu", "user", "system", "faults", "rps", "p50", "p99", "memory", "segments")
+FIGURES = ("cpu", "user", "system", "faults", "rps", "p50", "p99", "memory", "pss", "segments")
 SEGMENT_PREFIXES = ("smg-tokenspeed-", "mediagate-")
 
 
@@ -64,6 +64,7 @@ def reading(point: dict[str, Any]) -> dict[str, float]:
         "p50": point["total_ms"]["p50"],
         "p99": point["total_ms"]["p99"],
         "memory": own["memory_max_mib"],
+        "pss": own["pss_max_mib"],
         "segments": own["segments_max_mib"],
     }
 

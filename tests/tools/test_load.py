@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import mmap
 import os
 import resource
 import subprocess
@@ -23,7 +24,7 @@ from tools.launch import ROOT
 from tools.load.client import Outcome, closed_loop, open_loop
 from tools.load.figures import fails, figures, spread, table
 from tools.load.photos import Bodies, Kind, encode, made_unique, parse_mix, photo
-from tools.load.processes import Watch, pss_bytes, tree, usage
+from tools.load.processes import Watch, memory, tree, usage
 
 
 class Server:
@@ -198,13 +199,13 @@ def test_usage_counts_children_that_have_ended() -> None:
             time.sleep(0.05)
         spent = usage(child.pid)
         assert spent.cpu_s >= 0.3 and spent.minor_faults > 500
-        assert pss_bytes(child.pid) > 1 << 20
+        assert memory(child.pid).pss > 1 << 20
         assert child.pid in tree(os.getpid())
     finally:
         child.communicate(b"\n")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert spent.cpu_s <= after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime + 0.05
-    assert usage(child.pid).cpu_s == 0 and pss_bytes(child.pid) == 0
+    assert usage(child.pid).cpu_s == 0 and memory(child.pid).held == 0
 
 
 def test_watch_sees_the_peak() -> None:
@@ -213,8 +214,27 @@ def test_watch_sees_the_peak() -> None:
         time.sleep(0.1)
         del held
         time.sleep(0.1)
-    assert watch.peak_bytes - watch.samples[-1].pss_bytes > 48 << 20
+    assert watch.peak() - watch.samples[-1].held > 48 << 20
     assert watch.used.minor_faults > 1000
+
+
+def test_a_segment_counts_once_mapped_or_not(tmp_path: Path) -> None:
+    """Two names, one file; 8 MiB of it mapped and touched by this process."""
+    before = memory(os.getpid(), str(tmp_path))
+    path = tmp_path / f"segment-{os.getpid()}-1"
+    path.write_bytes(b"x" * (16 << 20))
+    os.link(path, tmp_path / f"published-{os.getpid()}-2")
+    (tmp_path / "somebody-elses").write_bytes(b"x" * (16 << 20))
+    written = memory(os.getpid(), str(tmp_path))
+    assert written.segments - before.segments == 16 << 20
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 8 << 20) as view:
+        assert len(view[:]) == 8 << 20
+        mapped = memory(os.getpid(), str(tmp_path))
+    assert mapped.mapped_segments - written.mapped_segments == 8 << 20
+    assert abs(mapped.held - written.held) < 12 << 20 and mapped.segments == written.segments
+    rollup = Path(f"/proc/{os.getpid()}/smaps_rollup").read_text()
+    (pss,) = [int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")]
+    assert abs(memory(os.getpid()).pss - pss) < 4 << 20
 
 
 async def command(*arguments: str) -> tuple[int, str, str]:

@@ -86,22 +86,27 @@ def _run(host: str, port: int, stay: bool, folder: Path, command: Sequence[str],
         try:
             gateway.wait_until("/readiness")
             print(f"mediagate demo on {gateway.url}   engine: fake vLLM on port {engine_port}", flush=True)
-            faults = [fault for question in questions() for fault in _converse(gateway, question, journal)]
-            for fault in faults:
-                print(f"demo: {fault}", file=sys.stderr)
-            print(
-                "demo: the engine saw " + ("something else than the reference" if faults else "what the reference says")
-            )
+            faults = _talk(gateway, journal)
             if stay:
                 print(f"Open {gateway.url}/ to try your own. Ctrl-C to stop.", flush=True)
-                gateway.process.wait()
-            return 1 if faults else 0
-        except LaunchError:
-            raise
+                faults.append(f"the gateway left with exit code {gateway.process.wait()}{gateway.tail()}")
         except OSError as error:
             raise LaunchError(f"{error}{gateway.tail()}") from error
         finally:
-            gateway.stop()
+            code = gateway.stop()
+    if not stay and code:
+        faults.append(f"the gateway ended with exit code {code}")
+    for fault in faults:
+        print(f"demo: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def _talk(gateway: Gateway, journal: Path) -> list[str]:
+    """Ask everything; what the engine saw wrongly, in words."""
+    faults = [fault for question in questions() for fault in _converse(gateway, question, journal)]
+    verdict = "something else than the reference says" if faults else "what the reference says"
+    print(f"demo: the engine saw {verdict}", flush=True)
+    return faults
 
 
 def _converse(gateway: Gateway, question: Question, journal: Path) -> list[str]:

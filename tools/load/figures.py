@@ -58,8 +58,9 @@ def figures(outcomes: Sequence[Outcome], elapsed_s: float, watch: Watch | None) 
             "user_ms_per_request": round(watch.used.user_s * 1000 / max(1, len(outcomes)), 3),
             "system_ms_per_request": round(watch.used.system_s * 1000 / max(1, len(outcomes)), 3),
             "minor_faults_per_request": round(watch.used.minor_faults / max(1, len(outcomes))),
-            "memory_max_mib": round(watch.peak_bytes / 2**20, 1),
-            "segments_max_mib": round(watch.peak_segment_bytes / 2**20, 1),
+            "memory_max_mib": round(watch.peak() / 2**20, 1),
+            "pss_max_mib": round(watch.peak("pss") / 2**20, 1),
+            "segments_max_mib": round(watch.peak("segments") / 2**20, 1),
             "samples": [dataclasses.astuple(sample) for sample in watch.samples],
         }
     return point

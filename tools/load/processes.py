@@ -65,33 +65,71 @@ def usage(pid: int) -> Usage:
     return Usage(user / _TICK, system / _TICK, faults)
 
 
-def pss_bytes(pid: int) -> int:
-    """Memory of the whole tree now; a page shared by several of its processes counts once."""
-    return sum(_kib(f"/proc/{one}/smaps_rollup", "Pss:") for one in tree(pid)) * 1024
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes now.  `pss`: sum over the tree, with mapped segments.  `segments`: the tree's files in /dev/shm, each once.
+
+    `held` is the honest total: a segment counts once, whether the process that wrote it has it mapped or not.
+    """
+
+    pss: int
+    mapped_segments: int
+    segments: int
+
+    @property
+    def held(self) -> int:
+        return self.pss - self.mapped_segments + self.segments
 
 
-def segment_bytes(directory: str = "/dev/shm") -> int:
-    """Pages in use on the file system of shared-memory segments.  PSS does not hold those that nobody has mapped."""
-    facts = os.statvfs(directory)
-    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+def memory(pid: int, directory: str = "/dev/shm") -> Memory:
+    pids = tree(pid)
+    rows = [_pss(one, directory) for one in pids]
+    return Memory(sum(row[0] for row in rows), sum(row[1] for row in rows), _segments(pids, directory))
 
 
-def _kib(path: str, name: str) -> int:
+def _pss(pid: int, directory: str) -> tuple[int, int]:
+    """Bytes of all mappings, and of those of files in `directory`."""
+    total = segments = 0
+    inside = False
     try:
-        with open(path) as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(name)), 0)
+        with open(f"/proc/{pid}/smaps") as file:
+            for line in file:
+                if line.startswith("Pss:"):
+                    size = int(line.split()[1]) * 1024
+                    total += size
+                    segments += size if inside else 0
+                elif (
+                    "-" in line[:18] and not line[0].isupper()
+                ):  # the head of a mapping: its addresses, at last its file
+                    inside = f" {directory}/" in line
     except OSError:
-        return 0
+        return 0, 0
+    return total, segments
+
+
+def _segments(pids: list[int], directory: str) -> int:
+    """Bytes of files named after one of the processes; two names of one file count once."""
+    marks = tuple(f"-{pid}-" for pid in pids)
+    files: dict[int, int] = {}
+    for entry in os.scandir(directory):
+        if any(mark in entry.name for mark in marks):
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError:  # consumed meanwhile
+                continue
+            files[facts.st_ino] = facts.st_blocks * 512
+    return sum(files.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """`at_s`: since the watch began.  `segment_bytes`: everything in /dev/shm, whoever wrote it."""
+    """`at_s`: since the watch began; bytes as in `Memory`."""
 
     at_s: float
-    pss_bytes: int
+    held: int
+    pss: int
+    segments: int
     cpu_s: float
-    segment_bytes: int
 
 
 class Watch:
@@ -120,16 +158,13 @@ class Watch:
 
     def _take(self) -> None:
         spent = (usage(self._pid) - self._usage).cpu_s
+        now = memory(self._pid)
         at = round(_monotonic() - self._begun, 3)
-        self.samples.append(Sample(at, pss_bytes(self._pid), round(spent, 3), segment_bytes()))
+        self.samples.append(Sample(at, now.held, now.pss, now.segments, round(spent, 3)))
 
-    @property
-    def peak_bytes(self) -> int:
-        return max((sample.pss_bytes for sample in self.samples), default=0)
-
-    @property
-    def peak_segment_bytes(self) -> int:
-        return max((sample.segment_bytes for sample in self.samples), default=0)
+    def peak(self, name: str = "held") -> int:
+        """Largest `held`, `pss` or `segments` of all samples."""
+        return max((getattr(sample, name) for sample in self.samples), default=0)
 
 
 def _monotonic() -> float:
