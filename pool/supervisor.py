@@ -12,6 +12,7 @@ the pool processes are replaced one by one.  A frontend that dies ends the gatew
 were its own; the service manager starts it again.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -205,17 +206,14 @@ class Supervisor:
         assert self._frontend is not None
         waiting = select.poll()
         waiting.register(self._signals.fd, select.POLLIN)
-        waiting.register(self._control.fd, select.POLLIN)
         while True:
             now = time.monotonic()
             crew.tick(now)
             self._on_clock(now)
-            if self._control.is_open:
-                events = select.POLLIN | (select.POLLOUT if self._control.has_unsent else 0)
-                waiting.modify(self._control.fd, events)
+            self._listen(waiting)
             waiting.poll(self._timeout_ms(crew))
             numbers = self._signals.take()
-            self._on_messages(crew, waiting)
+            self._on_messages(crew)
             for slot, how in crew.reap():
                 self._control.send(Died(slot, how))
             if crew.cannot_start and self._code is None:
@@ -229,6 +227,13 @@ class Supervisor:
                 return self._exit_code(code)
             if signal.SIGCHLD in numbers:
                 reap_strangers({*crew.pids, self._frontend.pid})
+
+    def _listen(self, waiting: select.poll) -> None:
+        if self._control.is_open:
+            waiting.register(self._control.fd, select.POLLIN | (select.POLLOUT if self._control.has_unsent else 0))
+            return
+        with contextlib.suppress(KeyError):  # the frontend is ending; its exit code follows
+            waiting.unregister(self._control.fd)
 
     def _timeout_ms(self, crew: Crew) -> int | None:
         times = [at for at in (crew.next_due(), self._kill_at) if at is not None]
@@ -249,7 +254,7 @@ class Supervisor:
             self._ping_at = now + self._notifier.watchdog_s / 4
             self._control.send(Ping())
 
-    def _on_messages(self, crew: Crew, waiting: select.poll) -> None:
+    def _on_messages(self, crew: Crew) -> None:
         if not self._control.is_open:
             return
         self._control.flush()
@@ -273,8 +278,6 @@ class Supervisor:
             self._is_announced = True
             self._notifier.ready(self._ready_text)
             logger.info("ready: %s", self._ready_text)
-        if not self._control.is_open:  # the frontend is ending; its exit code follows
-            waiting.unregister(self._control.fd)
 
     # -- signals
 

@@ -142,6 +142,26 @@ def test_the_frontends_end_ends_the_gateway(tmp_path: Path, scenario: object, co
         assert words in played.log
 
 
+async def hangs_up(scene: Scene) -> None:
+    await scene.up()
+    scene.link.close()
+    scene.link._control.close()
+    before = aside(cpu_ticks, os.getppid())
+    os.kill(min(scene.pids()), signal.SIGKILL)  # its death cannot be told any more
+    await asyncio.sleep(0.6)
+    assert aside(cpu_ticks, os.getppid()) - before < 20, "the supervisor spins"
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_frontend_that_hung_up_is_waited_for(tmp_path: Path) -> None:
+    played = play(hangs_up, tmp_path)
+    assert "Traceback" not in played.log
+
+
 def test_a_killed_supervisor_leaves_no_orphan(tmp_path: Path) -> None:
     with stage(never_ends, tmp_path) as played:
         played.wait_for("up")
