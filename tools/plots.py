@@ -50,9 +50,15 @@ def by_stage(data: dict[str, Any]) -> str:
     """Mean time of each stage, stacked, one bar for each point."""
     name = "rate" if "rate" in data["points"][0] else "concurrency"
     points = [p for p in data["points"] if p["stage_ms"]]
-    rows = [(f"{p[name]:g}", [p["stage_ms"].get(stage, 0.0) for stage in STAGES]) for p in points]
+    rows = [(f"{p[name]:g}", _parts(p["stage_ms"])) for p in points]
     label = "requests a second offered" if name == "rate" else "requests at once"
-    return stacked("Mean time of a request by stage", label, "milliseconds", STAGES, rows, caption(data))
+    return stacked("Mean time of a request by stage", label, "milliseconds", (*STAGES, "waiting"), rows, caption(data))
+
+
+def _parts(stages: dict[str, float]) -> list[float]:
+    """Milliseconds by stage, then what the total has beyond them."""
+    known = [stages.get(stage, 0.0) for stage in STAGES]
+    return [*known, max(0.0, stages.get("total", 0.0) - sum(known))]
 
 
 def over_time(data: dict[str, Any]) -> str:

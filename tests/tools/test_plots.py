@@ -54,7 +54,7 @@ def test_stacked_bars_add_up() -> None:
         2 * heights[0], rel=0.02
     )
     assert heights[3] == 0
-    assert {"decode", "send", "40", "20"} <= set(words(root))
+    assert {"decode", "send", "40.0", "20.0"} <= set(words(root))
 
 
 def test_ratio_bars_show_targets_and_spread() -> None:

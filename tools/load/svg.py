@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#F0E442")
 WIDTH, HEIGHT = 760, 300  # of one chart
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 40, 54
 CAPTION = 26
@@ -148,7 +148,9 @@ def stacked(
             canvas.box(LEFT + step * (at + 0.2), high, step * 0.6, low - high, COLOURS[part % len(COLOURS)])
             below += value
         canvas.text(LEFT + step * (at + 0.5), frame.y(0) + 19, name, "m")
-        canvas.text(LEFT + step * (at + 0.5), frame.y(below) - 5, f"{below:.3g}", "m")
+        canvas.text(
+            LEFT + step * (at + 0.5), frame.y(below) - 5, f"{below:.1f}" if below < 100 else f"{below:.0f}", "m"
+        )
     canvas.legend(parts, TOP)
     return canvas.close(caption)
 
@@ -174,6 +176,6 @@ def bars(title: str, label: str, rows: Sequence[tuple[str, float, float, float, 
         canvas.line(x(least), middle, x(largest), middle, "a", ' stroke-width="3"')
         for mark, colour in zip(marks, (COLOURS[1], COLOURS[2]), strict=False):
             canvas.line(x(mark), middle - 11, x(mark), middle + 11, "", f' stroke="{colour}" stroke-width="3"')
-        canvas.text(x(max(value, largest)) + 6, middle + 4, f"{value:.2f}")
+        canvas.text(x(max(value, largest, *marks)) + 6, middle + 4, f"{value:.2f}")
     canvas.text((left + WIDTH - 40) / 2, bottom + 38, label, "m")
     return canvas.close(caption)
