@@ -4,7 +4,7 @@ A marker anywhere in the prompt, `[[fault refuse=UNAVAILABLE times=2]]`, or the 
 Words:
 
   refuse=STATUS     that gRPC status before the first token; `message=TEXT` (no blanks) as its details
-  break=STATUS      that status after `after=N` tokens (default 1)
+  break=STATUS      that status after `after=N` tokens (default 1), or after `choices=N` whole choices
   silent            never answers; `after=N`: stops answering after N tokens
   drop              the TCP connection is shut down, after `after=N` tokens (default 0)
   exit              the process ends at once, after `after=N` tokens (default 0)
@@ -33,6 +33,7 @@ class Fault:
     status: grpc.StatusCode | None = None
     message: str = "engine says no"
     after: int = 0
+    choices: int = 0
     delay_s: float = 0.0
     times: int | None = None
 
@@ -44,7 +45,7 @@ def parse(words: str) -> Fault:
     if len(kinds) != 1:
         raise FaultError(f"exactly one of {', '.join(_KINDS)} in {words!r}")
     settings = dict(pairs)
-    unknown = set(settings) - {*_KINDS, "message", "after", "times"}
+    unknown = set(settings) - {*_KINDS, "message", "after", "choices", "times"}
     if unknown:
         raise FaultError(f"unknown word {sorted(unknown)[0]!r} in {words!r}")
     kind = kinds[0]
@@ -52,10 +53,11 @@ def parse(words: str) -> Fault:
         status = _STATUSES[settings[kind]] if kind in ("refuse", "break") else None
         delay_s = float(settings[kind]) / 1000 if kind == "slow" else 0.0
         after = int(settings.get("after", kind == "break"))
+        choices = int(settings.get("choices", 0))
         times = int(settings["times"]) if "times" in settings else None
     except (KeyError, ValueError) as error:
         raise FaultError(f"bad value in {words!r}: {error}") from None
-    return Fault(kind, status, settings.get("message", Fault.message), after, delay_s, times)
+    return Fault(kind, status, settings.get("message", Fault.message), after, choices, delay_s, times)
 
 
 class Script:

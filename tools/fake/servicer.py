@@ -197,10 +197,11 @@ class Engine(rpc.VllmEngineServicer):
             await self._strike(fault, done + len(last), context)
         for index in range(choices):
             yield self._message(request, seen, last if request.stream else whole.token_ids, index, whole)
+            await self._strike(fault, 0, context, choices=index + 1)
 
-    async def _strike(self, fault: Fault | None, tokens: int, context: Any) -> None:
+    async def _strike(self, fault: Fault | None, tokens: int, context: Any, *, choices: int = 0) -> None:
         """Let the fault happen when its time has come."""
-        if fault is None or fault.kind == "slow" or tokens < fault.after:
+        if fault is None or fault.kind == "slow" or choices != fault.choices or tokens < fault.after:
             return
         if fault.kind in ("refuse", "break"):
             await context.abort(fault.status, fault.message)
