@@ -128,13 +128,14 @@ def test_patches_equal_the_textbook(
     assert np.array_equal(out, np.ascontiguousarray(expected).reshape(-1).view(np.uint8))
 
 
-@pytest.mark.parametrize("columns", [63, 64, 65, 130, 193])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_wide_pictures_are_worked_in_blocks(columns: int, dtype: str) -> None:
-    picture = noise(32, columns * 32, columns)
-    raw = textbook([picture], 16, 2, 2)
+@pytest.mark.parametrize("columns", [63, 64, 65, 84, 130, 193])
+@pytest.mark.parametrize("patch", [14, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+def test_wide_pictures_are_worked_in_blocks(columns: int, patch: int, dtype: str) -> None:
+    picture = noise(2 * patch, columns * 2 * patch, columns)
+    raw = textbook([picture], patch, 2, 2)
     out = np.full(raw.size * ITEM[dtype], 0xA5, np.uint8)
-    patchify([picture], out, patch=16, merge=2, temporal=2, normalisation=CLIP, dtype=dtype)
+    patchify([picture], out, patch=patch, merge=2, temporal=2, normalisation=CLIP, dtype=dtype)
     assert np.array_equal(out, np.ascontiguousarray(values_of(raw, CLIP, dtype)).reshape(-1).view(np.uint8))
 
 
