@@ -95,6 +95,8 @@ class Encoder:
         return tuple(await all_or_first_error([self._look(model, item, intake.lease, ticket) for item in intake.items]))
 
     async def _look(self, model: ServedModel, item: Item, lease: Lease, ticket: Ticket) -> Look:
+        family = model.family
+        assert family is not None
         job = Inspect(
             item=item.positions[0],
             modality=item.modality,
@@ -102,12 +104,13 @@ class Encoder:
             base64=item.base64,
             hints=item.hints,
             max_input_bytes=self._receiver.max_bytes(item.modality),
+            full_size=family.own_long_side,
         )
         facts = (await self._run(job, item.positions[0], [lease], ticket, "fetch")).result
-        assert isinstance(facts, Inspected) and model.family is not None
-        source = Source(height=facts.height, width=facts.width, frames=facts.frames)
+        assert isinstance(facts, Inspected)
+        source = Source(height=facts.height, width=facts.width, frames=facts.frames, hints=item.hints)
         try:
-            measured = model.family.measure(model.settings, item.modality, source)
+            measured = family.measure(model.settings, item.modality, source)
         except MediaError as error:
             raise failed(error, item.positions[0]) from None
         self._metrics.media_bytes(item.modality.value, facts.nbytes)

@@ -45,6 +45,7 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     """Look at one item: `source` holds its bytes, or base64 text when `base64`.
 
     The plain bytes are at the start of the same span afterwards.  `max_input_bytes` bounds the decoded length.
+    `full_size`: tell the size without the long-side cap (the family applies it itself).
     """
 
     item: int
@@ -53,11 +54,12 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     base64: bool
     hints: Hints
     max_input_bytes: int
+    full_size: bool = False
 
 
 class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
-    """`nbytes`: length of the plain bytes.  `height`, `width`: after orientation and the long-side cap; `frames`: of
-    a clip.
+    """`nbytes`: length of the plain bytes.  `height`, `width`: after orientation and the long-side cap (unless
+    `full_size`); `frames`: of a clip.
     """
 
     nbytes: int
@@ -152,7 +154,8 @@ class MediaWorkshop:
     def _encode(self, job: Encode, bench: Bench) -> Encoded:
         family, settings = self._models[job.model]
         began = time.perf_counter()
-        picture = image.decode(bench.span(job.source)[: job.nbytes], job.hints)
+        hints = Hints() if family.own_long_side else job.hints
+        picture = image.decode(bench.span(job.source)[: job.nbytes], hints)
         decoded = time.perf_counter()
         nbytes = math.prod(job.measured.primary_shape) * ITEM_BYTES[job.form.dtype]
         first, *others = (_sink(sink, nbytes, bench) for sink in job.sinks)
@@ -171,7 +174,7 @@ def _inspect(job: Inspect, bench: Bench) -> Inspected:
         raise MediaError(
             f"{kind} input payload of {nbytes} bytes exceeds the maximum size of {job.max_input_bytes} bytes"
         )
-    header = image.inspect(memoryview(data), job.hints)
+    header = image.inspect(memoryview(data), Hints() if job.full_size else job.hints)
     found = Inspected(
         nbytes=nbytes,
         content_hash=content_hash(data, job.hints),

@@ -27,7 +27,7 @@ BILINEAR = int(Image.Resampling.BILINEAR)
 
 MAX_SIDE_RATIO = 200
 
-# Of one channel: 240 patches of 3x16x16 float32 are 0.7 MB; half as much to twice as much measured best with 1 MB of L2.
+# Of one channel: 240 patches of 3x16x16 float32 are 0.7 MB; half to twice of it measured best with 1 MB of L2.
 _BLOCK_PIXELS = 65_536
 
 Bytes = NDArray[np.uint8]

@@ -63,11 +63,16 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What decoding will give, known from the file's header: size after orientation and hints, frames of a clip."""
+    """What decoding will give, known from the file's header: size after orientation and the long-side cap, frames of a
+    clip.
+
+    `hints`: what the part asked for.  With `Family.own_long_side` the cap is not in the size yet.
+    """
 
     height: int
     width: int
     frames: int = 1
+    hints: Hints = Hints()
 
 
 class SideTensor(msgspec.Struct, frozen=True):
@@ -115,6 +120,8 @@ class Family:
     limits: ClassVar[Mapping[Modality, int]]  # most items of one request
     worker_side: ClassVar[frozenset[Modality]] = frozenset()  # what vLLM may expand itself
     settings_type: ClassVar[type[msgspec.Struct]]  # what `settings` returns: pool processes decode it from JSON
+    # True: `measure` applies `hints.max_long_side` itself, and pictures reach `encode` in their full size
+    own_long_side: ClassVar[bool] = False
 
     def modalities(self, bundle: BundleConfig) -> frozenset[Modality]:
         """What this checkpoint takes: `limits` less what its configuration lacks."""
