@@ -27,6 +27,7 @@ from tools.load.client import Outcome, Report, closed_loop, open_loop  # noqa: E
 from tools.load.figures import about, fails, figures, table  # noqa: E402
 from tools.load.photos import Bodies, parse_mix  # noqa: E402
 from tools.load.processes import Watch  # noqa: E402
+from tools.load.scrape import histogram, quantile  # noqa: E402
 
 
 def _numbers(text: str) -> list[float]:
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--warm-up", type=int, default=5, help="requests before each point that are not counted")
     out = made.add_argument_group("what comes out")
     out.add_argument("--gateway-pid", type=int, help="watch CPU and memory of this process and its descendants")
+    out.add_argument("--metrics-url", default="", help="the gateway's /metrics: tells its event loop's lag")
     out.add_argument("--json", type=Path, help="write every figure to this file (for tools/plots.py)")
     out.add_argument("--fail-if", action="append", default=[], metavar="CONDITION", help="exit 1: 'p99>500'")
     out.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -84,6 +86,7 @@ def measure(options: argparse.Namespace, bodies: Bodies, value: float) -> dict[s
         warming = closed_loop(options.url, bodies, clients=clients, requests=options.warm_up, report=lambda _: None)
         asyncio.run(warming)
     outcomes: list[Outcome] = []
+    lag = histogram(options.metrics_url) if options.metrics_url else {}
     watch = Watch(options.gateway_pid) if options.gateway_pid else None
     with progress(options, outcomes) as report, watch or contextlib.nullcontext():
         begun = time.perf_counter()
@@ -94,7 +97,11 @@ def measure(options: argparse.Namespace, bodies: Bodies, value: float) -> dict[s
         asyncio.run(sending)
         elapsed_s = time.perf_counter() - begun
     name = "rate" if options.rate else "concurrency"
-    return {name: value if options.rate else int(value), **figures(outcomes, elapsed_s, watch)}
+    point = {name: value if options.rate else int(value), **figures(outcomes, elapsed_s, watch)}
+    if options.metrics_url:
+        late = quantile(lag, histogram(options.metrics_url), 0.99)
+        point["loop_lag_p99_ms"] = None if late is None else round(late * 1000, 2)
+    return point
 
 
 @contextlib.contextmanager
@@ -120,6 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
         for condition in options.fail_if:
             fails({"requests": 0, "ok": 0, "rps": 0, "media_mb_s": 0, "total_ms": {}, "ttft_ms": {}}, condition)
         model = options.model or first_model(options.url)
+        if options.metrics_url:
+            histogram(options.metrics_url)
     except (OSError, ValueError) as error:
         made.error(str(error))
     bodies = Bodies(model, mix, stream=options.stream, max_tokens=options.max_tokens, repeat_share=options.repeat_share)

@@ -19,12 +19,14 @@ import pybase64
 import pytest
 from aiohttp import web
 from PIL import Image
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from tools.launch import ROOT
 from tools.load.client import Outcome, closed_loop, open_loop
 from tools.load.figures import fails, figures, spread, table
 from tools.load.photos import Bodies, Kind, encode, made_unique, parse_mix, photo
 from tools.load.processes import Watch, memory, tree, usage
+from tools.load.scrape import parse, quantile
 
 
 class Server:
@@ -235,6 +237,20 @@ def test_a_segment_counts_once_mapped_or_not(tmp_path: Path) -> None:
     rollup = Path(f"/proc/{os.getpid()}/smaps_rollup").read_text()
     (pss,) = [int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")]
     assert abs(memory(os.getpid()).pss - pss) < 4 << 20
+
+
+def test_lag_quantile_by_prometheus_rule() -> None:
+    registry = CollectorRegistry()
+    lag = Histogram("lag_seconds", "Lag", buckets=(0.001, 0.01, 0.1), registry=registry)
+    lag.observe(0.05)
+    before = parse(generate_latest(registry).decode(), "lag_seconds")
+    for value in [0.0005] * 50 + [0.005] * 49 + [0.5]:
+        lag.observe(value)
+    after = parse(generate_latest(registry).decode(), "lag_seconds")
+    assert quantile(before, after, 0.5) == pytest.approx(0.001)
+    assert quantile(before, after, 0.745) == pytest.approx(0.001 + 0.009 * 24.5 / 49)
+    assert quantile(before, after, 0.999) == 0.1
+    assert quantile(after, after, 0.5) is None
 
 
 async def command(*arguments: str) -> tuple[int, str, str]:

@@ -86,6 +86,8 @@ def table(point: Mapping[str, Any]) -> str:
             f"gateway   cpu {own['cpu_cores']:.2f} cores, {own['cpu_ms_per_request']:.1f} ms a request"
             f"   memory max {own['memory_max_mib']:.0f} MiB   faults {own['minor_faults_per_request']} a request"
         )
+    if point.get("loop_lag_p99_ms") is not None:
+        lines.append(f"loop lag  p99 {point['loop_lag_p99_ms']:.1f} ms")
     return "\n".join([*lines, *(f"  ! {text}" for text in point["problems"])])
 
 
