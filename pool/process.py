@@ -187,6 +187,9 @@ class PoolProcess:
         except TimeoutError:
             return Ending.OVERRAN, b"\xc0"
         except BaseException as error:  # SystemExit and the like are faults as well; the process goes on
+            if bench.is_withdrawn:  # and may find its files gone already
+                logger.debug("withdrawn job ended: job=%d error=%r", message.job_id, error)
+                return Ending.OVERRAN, b"\xc0"
             logger.error("job crashed: job=%d pid=%d", message.job_id, os.getpid(), exc_info=True)
             return Ending.CRASHED, self._crash(error)
 

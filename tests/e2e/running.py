@@ -175,18 +175,21 @@ class Running:
     def chat(self, content: Any, **fields: Any) -> Answer:
         return self.call("POST", CHAT, question(content, **fields))
 
-    def open_chat(self, content: Any, **fields: Any) -> socket.socket:
+    def open_chat(self, content: Any, *, request_id: str = "left", **fields: Any) -> socket.socket:
         """A chat request whose answer nobody has read yet; close the socket to be a client that leaves."""
         body = json.dumps(question(content, **fields)).encode()
-        connection = socket.create_connection((self.gateway.host, self.gateway.port), timeout=30)
-        connection.sendall(self.head(len(body)) + body)
+        connection = self.connect()
+        connection.sendall(self.head(len(body), request_id) + body)
         return connection
 
-    def head(self, length: int) -> bytes:
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.gateway.host, self.gateway.port), timeout=30)
+
+    def head(self, length: int, request_id: str) -> bytes:
         """The head of a chat request with a body of `length` bytes."""
         return (
             f"POST {CHAT} HTTP/1.1\r\nHost: {self.gateway.host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {length}\r\n\r\n"
+            f"x-request-id: {request_id}\r\nContent-Length: {length}\r\n\r\n"
         ).encode()
 
     # -- looking inside

@@ -1,4 +1,4 @@
-"""Engines that fail: every kind of failure gives the client one clear answer, and the gateway holds nothing after it."""
+"""Engines that fail: every kind of failure gives the client one clear answer, and nothing is held after it."""
 
 import concurrent.futures
 from collections.abc import Iterator
