@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
 from typing import Any
@@ -64,7 +65,7 @@ class Frontend:
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
-        self._deaths_told = 0
+        self._restarts_told: Counter[str] = Counter()
         self._closing = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -268,10 +269,11 @@ class Frontend:
         """At every scrape: what is read is true now."""
         pool, metrics = self._pool, self._metrics
         metrics.pool(pool.busy, pool.queued, pool.processes_alive)
-        deaths = pool.statistics.deaths
-        for _ in range(deaths - self._deaths_told):
-            metrics.pool_restarted("died")
-        self._deaths_told = deaths
+        counts = pool.statistics
+        for reason, total in (("renewed", counts.retired), ("died", counts.deaths - counts.retired)):
+            for _ in range(total - self._restarts_told[reason]):
+                metrics.pool_restarted(reason)
+            self._restarts_told[reason] = total
         for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
             metrics.ring(name, arena.used, arena.size)
 

@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, Generic[ResultT], frozen=True):
 
 class PoolStatistics(msgspec.Struct, frozen=True):
     """Counts since the start: jobs by how they ended, runs repeated after a death, processes that died or were
-    replaced.
+    replaced (`retired`: those of the `deaths` that were asked for by `retire`).
     """
 
     done: int = 0
@@ -59,4 +59,5 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     withdrawn: int = 0
     repeated: int = 0
     deaths: int = 0
+    retired: int = 0
     configurations_refused: int = 0

@@ -198,6 +198,8 @@ class Pool(Generic[JobT, ResultT]):
         # a process killed because of one job may have begun the next meanwhile, which is not to blame
         guilty = 0 if seat.is_overrun else seat.board.running
         self._endings.count("deaths")
+        if seat.is_retiring:
+            self._endings.count("retired")
         again: list[Ticket] = []
         for ticket in seat.bury():
             if ticket.job_id == guilty:
