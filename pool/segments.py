@@ -9,6 +9,8 @@ Theory of operation
 - `settle` ends the use.  The file is used again only when the engine has answered (`consumed`), its link count is
   back to 1 and no earlier attempt had its name taken away; in any doubt it is *retired*: unlinked, and never written
   again, since a reader may still be at work.
+- `share` makes a further use of the same bytes, for another request or for who keeps them.  A file has its fate when
+  its last use is settled, and one use that ended in doubt is enough to retire it.
 - Touched pages are the point: a recycled file costs no page fault.  Idle files above `keep_bytes` go, oldest first.
 
 A store belongs to one process and is made after the last fork (the locks of its files must die with it).  It may be
@@ -95,11 +97,21 @@ class Segment:
         if consumed and left and reader is not None:
             self._store.distrust(reader)
         is_clean = consumed and not left and not self._is_doubtful
-        if is_clean and not self._file.single_use and self._store.recycles(reader):
-            self._store.give_back(self._file)
-            return
-        # Clean or never published: nobody reads, so the pages go now although a pool process may keep the file mapped.
-        self._store.retire(self._file, free_pages=is_clean or not self._was_published)
+        # Clean or never published: nobody reads, so the pages may go although a pool process keeps the file mapped.
+        self._store.end_use(
+            self._file,
+            is_spent=not is_clean or not self._store.recycles(reader),
+            is_read=not is_clean and self._was_published,
+        )
+
+    def share(self) -> "Segment":
+        """A further use of the same bytes, published, withdrawn and settled on its own.
+
+        The file is written again only after the last use of it was settled, and only if every one of them ended well.
+        """
+        self._check()
+        self._store.begin_use(self._file)
+        return Segment(self._store, self._directory, self._file, self.nbytes)
 
     def view(self) -> memoryview:
         """The tensor's bytes, read-only, for an inline fallback; the mapping is kept with the file.
@@ -189,6 +201,15 @@ class SegmentStore:
         with self._lock:
             return sum(file.capacity for file in self._idle)
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `take` would find room for `nbytes`, as far as the cap tells."""
+        with self._lock:
+            if any(nbytes <= file.capacity for file in self._idle):
+                return True
+            used = self._bytes - sum(file.capacity for file in self._idle)
+            files = self._count - len(self._idle)
+            return used + self._capacity(nbytes) <= self._cap_bytes and files < self._max_files
+
     def take(self, nbytes: int, *, fresh: bool = False) -> Segment | None:
         """A segment for `nbytes`, its old bytes undefined; None when there is no room.
 
@@ -247,29 +268,36 @@ class SegmentStore:
         if directory is not None:
             directory.close()
 
-    def give_back(self, file: MasterFile) -> None:
-        """From a segment: nobody reads, writes or views the file any more."""
+    def begin_use(self, file: MasterFile) -> None:
+        """From a segment: one more has the file."""
         with self._lock:
-            if file.fd < 0:
-                return  # the store was closed
-            if os.fstat(file.fd).st_nlink != 1:
-                self._remove(file, self._directory, free_pages=False)
-                return
-            self._idle.append(file)
-            total = sum(idle.capacity for idle in self._idle)
-            while total > self._keep_bytes:
-                oldest = self._idle.pop(0)
-                total -= oldest.capacity
-                self._remove(oldest, self._directory, free_pages=True)
+            file.uses += 1
 
-    def retire(self, file: MasterFile, *, free_pages: bool) -> None:
-        """From a segment: never to be used again."""
+    def end_use(self, file: MasterFile, *, is_spent: bool, is_read: bool) -> None:
+        """From a segment: it has done with the file.  The flags are those of `MasterFile`."""
         with self._lock:
-            if file.fd >= 0:
-                self._remove(file, self._directory, free_pages=free_pages)
+            file.uses -= 1
+            file.is_spent |= is_spent
+            file.is_read |= is_read
+            if file.uses or file.fd < 0:  # not the last one, or the store was closed
+                return
+            if file.is_spent:
+                self._remove(file, self._directory, free_pages=not file.is_read)
+            elif os.fstat(file.fd).st_nlink != 1:
+                self._remove(file, self._directory, free_pages=False)
+            else:
+                self._keep_idle(file)
+
+    def _keep_idle(self, file: MasterFile) -> None:
+        self._idle.append(file)
+        total = sum(idle.capacity for idle in self._idle)
+        while total > self._keep_bytes:
+            oldest = self._idle.pop(0)
+            total -= oldest.capacity
+            self._remove(oldest, self._directory, free_pages=True)
 
     def _find_or_create(self, directory: ShmDirectory, nbytes: int, fresh: bool) -> MasterFile | None:
-        capacity = nbytes if fresh else min(size_class(nbytes), max(nbytes, self._cap_bytes))
+        capacity = nbytes if fresh else self._capacity(nbytes)
         while True:
             with self._lock:
                 file = None if fresh else self._pop_idle(nbytes, capacity)
@@ -295,6 +323,9 @@ class SegmentStore:
                 self._remove(file, directory, free_pages=True)  # closed meanwhile
                 return None
 
+    def _capacity(self, nbytes: int) -> int:
+        return min(size_class(nbytes), max(nbytes, self._cap_bytes))
+
     def _pop_idle(self, nbytes: int, capacity: int) -> MasterFile | None:
         """The smallest idle file that fits, of equals the one used last; a much larger one only when no new one may
         be made."""
@@ -304,6 +335,7 @@ class SegmentStore:
             return None
         best = min(fitting, key=lambda file: file.capacity)
         self._idle.remove(best)
+        best.uses = 1
         return best
 
     def _has_room(self, capacity: int) -> bool:

@@ -19,16 +19,19 @@ from pool.leftovers import MASTER_PREFIX, PUBLISHED_PREFIX
 class MasterFile:
     """One file with its bytes at offset 0.  `fd` is open (and locked) as long as the name exists, then -1.
 
-    `single_use`: never written for a second request.
+    The store's notes: `uses`, how many have it now; `is_spent`, never to be written for another request (from the
+    start when `single_use`, or because a use ended in doubt); `is_read`, a reader may still be at work.
     """
 
-    __slots__ = ("_mapping", "capacity", "fd", "name", "single_use")
+    __slots__ = ("_mapping", "capacity", "fd", "is_read", "is_spent", "name", "uses")
 
     def __init__(self, name: str, fd: int, capacity: int, single_use: bool) -> None:
         self.name = name
         self.fd = fd
         self.capacity = capacity
-        self.single_use = single_use
+        self.uses = 1
+        self.is_spent = single_use
+        self.is_read = False
         self._mapping: mmap.mmap | None = None
 
     def read_mapping(self) -> mmap.mmap:

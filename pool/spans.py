@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from pool.mapping import Mapping
+from pool.mapping import Mapping, round_up
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -105,6 +105,13 @@ class Lease:
             raise LeaseError("the lease was released twice")
         self._is_released = True
         self._drain()
+
+    def split(self) -> "tuple[Lease, ...]":
+        """A lease for each span, in order, in place of this one, which is released; only while nothing is pinned."""
+        if self._is_released or self._pins:
+            raise LeaseError("only a lease that is held and has no pins can be split")
+        self._is_released = True
+        return tuple(Lease(self._mapping, [span], round_up(max(span.nbytes, 1)), self._reclaim) for span in self.spans)
 
     def _drain(self) -> None:
         if self._is_released and self._pins == 0:

@@ -241,6 +241,73 @@ def test_a_recycled_file_is_mapped_once(store: SegmentStore) -> None:
     again.settle(consumed=True)
 
 
+def test_shared_uses_are_read_withdrawn_and_settled_each_on_its_own(store: SegmentStore) -> None:
+    kept = written(store, b"a" * 100_000)
+    first, second = kept.share(), kept.share()
+    names = first.publish(), second.publish(), second.publish()
+    first.withdraw()
+    assert not (SHM / names[0]).exists() and (SHM / names[1]).exists() and (SHM / names[2]).exists()
+    assert consume(names[1], 100_000) == b"a" * 100_000
+    second.settle(consumed=False)
+    assert not (SHM / names[2]).exists()
+    assert kept.share().publish() in our_names()  # an end in doubt is no reason not to be read any more
+    with pytest.raises(SegmentError):
+        second.share()
+
+
+@pytest.mark.parametrize("doubtful", [(), (0,), (1,), (2,), (0, 2)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_shared_file_is_used_again_when_every_use_ended_well(
+    store: SegmentStore, order: tuple[int, ...], doubtful: tuple[int, ...]
+) -> None:
+    kept = written(store, b"a" * 100_000)
+    uses = [kept, kept.share(), kept.share()]
+    for index in order:
+        assert taken_and_given_back(store) != kept.name  # as long as anybody has it
+        consume(uses[index].publish(), 100_000)
+        uses[index].settle(consumed=index not in doubtful)
+    assert (taken_and_given_back(store) == kept.name) is (not doubtful)
+    assert (SHM / kept.name).exists() is (not doubtful)
+
+
+def taken_and_given_back(store: SegmentStore) -> str:
+    other = taken(store, 100_000)
+    other.settle(consumed=True)
+    return other.name
+
+
+def test_a_shared_file_that_may_be_read_keeps_its_pages(store: SegmentStore) -> None:
+    """The last use is clean, but the reader of an earlier one may be at work."""
+    kept = written(store, b"a" * 100_000)
+    use = kept.share()
+    fd = os.open(SHM / use.publish(), os.O_RDONLY)
+    try:
+        use.settle(consumed=False)
+        kept.settle(consumed=True)
+        assert not (SHM / kept.name).exists()
+        assert os.pread(fd, 100_000, 0) == b"a" * 100_000
+    finally:
+        os.close(fd)
+
+
+def test_has_room_says_what_take_would_find() -> None:
+    store = SegmentStore(pid=os.getpid(), cap_bytes=4 * MIB, max_files=3)
+    try:
+        assert store.has_room(4 * MIB) and not store.has_room(4 * MIB + 1)
+        first = taken(store, 2 * MIB)
+        assert store.has_room(2 * MIB) and not store.has_room(3 * MIB)
+        first.settle(consumed=True)
+        assert store.has_room(4 * MIB)  # what is idle makes room
+        uses = [taken(store, 1000) for _ in range(3)]
+        assert not store.has_room(1000)
+        uses[0].settle(consumed=True)
+        assert store.has_room(1000)
+        for use in uses[1:]:
+            use.settle(consumed=True)
+    finally:
+        store.close()
+
+
 def test_a_settled_segment_refuses_everything(store: SegmentStore) -> None:
     segment = written(store, b"x")
     segment.settle(consumed=True)

@@ -89,6 +89,32 @@ def test_nothing_new_after_release() -> None:
     unpin()
 
 
+def test_a_split_lease_is_several() -> None:
+    freed: list[Span] = []
+    whole = lease(freed)
+    first, second = whole.split()
+    assert whole.is_released and not freed
+    assert (first.spans, second.spans) == ((Span(0, 5),), (Span(PAGE, 7),)) and first.nbytes == second.nbytes == PAGE
+    unpin = second.pin()
+    second.release()
+    assert not freed
+    first.release()
+    assert freed == [Span(0, 5)]
+    unpin()
+    assert freed == [Span(0, 5), Span(PAGE, 7)]
+
+
+def test_only_a_lease_that_is_held_and_has_no_pins_is_split() -> None:
+    held = lease([])
+    unpin = held.pin()
+    with pytest.raises(LeaseError):
+        held.split()
+    unpin()
+    held.release()
+    with pytest.raises(LeaseError):
+        held.split()
+
+
 def test_views_are_the_spans_bytes() -> None:
     mapping = Mapping(2 * PAGE)
     held = Lease(mapping, [Span(0, 5), Span(PAGE, 7)], 2 * PAGE, lambda spans: None)
