@@ -89,10 +89,11 @@ class Encoder:
         self._deadline_s = float(config.pool.job_timeout_s)
 
     async def inspect(self, model: ServedModel, intake: Intake, ticket: Ticket) -> tuple[Look, ...]:
-        """Decode base64, hash and measure every item.  Raises `multimodal_processing_failed`,
-        `multimodal_payload_too_large`.
+        """Decode base64, hash and measure every item, then all of them together.  Raises
+        `multimodal_processing_failed`, `multimodal_payload_too_large`.
         """
-        return tuple(await all_or_first_error([self._look(model, item, intake.lease, ticket) for item in intake.items]))
+        looks = await all_or_first_error([self._look(model, item, intake.lease, ticket) for item in intake.items])
+        return reconciled(model, looks)
 
     async def _look(self, model: ServedModel, item: Item, lease: Lease, ticket: Ticket) -> Look:
         family = model.family
@@ -213,6 +214,25 @@ class Encoder:
             ticket.add(stage, outcome.run_s)
         self._metrics.page_faults(outcome.minor_faults)
         return outcome
+
+
+def reconciled(model: ServedModel, looks: Sequence[Look]) -> tuple[Look, ...]:
+    """The same items, their shapes settled among those of the same modality (`Family.reconcile`).
+
+    Raises `multimodal_processing_failed` without an item: what is refused is the request as a whole.
+    """
+    family = model.family
+    assert family is not None
+    by_position = {position: look for look in looks for position in look.item.positions}
+    settled: dict[int, Measured] = {}
+    for modality in {look.item.modality for look in looks}:
+        positions = sorted(position for position, look in by_position.items() if look.item.modality is modality)
+        try:
+            items = family.reconcile(model.settings, modality, [by_position[place].measured for place in positions])
+        except MediaError as error:
+            raise GatewayError("multimodal_processing_failed", f"Multimodal processing failed: {error}") from None
+        settled.update(zip(positions, items, strict=True))
+    return tuple(msgspec.structs.replace(look, measured=settled[look.item.positions[0]]) for look in looks)
 
 
 def _settle_unused(taking: "asyncio.Future[Segment | None]") -> None:

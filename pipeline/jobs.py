@@ -155,7 +155,8 @@ class MediaWorkshop:
         family, settings = self._models[job.model]
         began = time.perf_counter()
         hints = Hints() if family.own_long_side else job.hints
-        picture = image.decode(bench.span(job.source)[: job.nbytes], hints)
+        source = bench.span(job.source)[: job.nbytes]
+        picture = image.decode(source, hints, keep_alpha=family.keeps_alpha(settings))
         decoded = time.perf_counter()
         nbytes = math.prod(job.measured.primary_shape) * ITEM_BYTES[job.form.dtype]
         first, *others = (_sink(sink, nbytes, bench) for sink in job.sinks)

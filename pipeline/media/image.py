@@ -93,13 +93,16 @@ def inspect(data: memoryview, hints: Hints) -> Header:
     return _header(image, orientation, name, hints)
 
 
-def decode(data: memoryview, hints: Hints) -> Image.Image:
-    """The picture in mode RGB, oriented, capped, in the size `inspect` tells.  Raises MediaError."""
+def decode(data: memoryview, hints: Hints, *, keep_alpha: bool = False) -> Image.Image:
+    """The picture in mode RGB, oriented, capped, in the size `inspect` tells.  Raises MediaError.
+
+    `keep_alpha`: one with transparency stays RGBA, for a family with a rule of its own.
+    """
     image, orientation, name = _open(data)
     header = _header(image, orientation, name, hints)
     with _translated(name):
         image.load()
-        rgb = _to_rgb(image)
+        rgb = _to_rgba(image) if keep_alpha and _is_transparent(image) else _to_rgb(image)
         # The TIFF plugin has turned the picture already when it loaded it.
         if orientation in _TRANSPOSITIONS and not isinstance(image, TiffImageFile):
             rgb = rgb.transpose(_TRANSPOSITIONS[orientation])
@@ -218,12 +221,21 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I;16"):
         return _scaled_gray(image)
-    if image.has_transparency_data:
-        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+    if _is_transparent(image):
+        rgba = _to_rgba(image)
         canvas = Image.new("RGB", rgba.size, _WHITE)
         canvas.paste(rgba, mask=rgba.getchannel("A"))
         return canvas
     return image.convert("RGB")
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    """Whether white would show through: a colour key in an RGB file or in wide gray does not make an alpha channel."""
+    return image.mode != "RGB" and not image.mode.startswith("I;16") and image.has_transparency_data
+
+
+def _to_rgba(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGBA" else image.convert("RGBA")
 
 
 def _scaled_gray(image: Image.Image) -> Image.Image:
@@ -255,12 +267,14 @@ def _capped(image: Image.Image, height: int, width: int) -> Image.Image:
     """Shrink for the long-side cap as SMG does: bicubic in floating point over both passes, rounded once at the end.
 
     The 8-bit resize rounds between the passes and differs by a level in places; one channel at a time bounds the
-    memory.
+    memory. Colours of RGBA are weighted by alpha meanwhile, as Pillow does.
     """
     if image.size == (width, height):
         return image
+    if image.mode == "RGBA":
+        return _capped(image.convert("RGBa"), height, width).convert("RGBA")
     bands = []
     for band in image.split():
         wide = band.convert("F").resize((width, height), Image.Resampling.BICUBIC)
         bands.append(wide.point(lambda level: level * 1 + 0.5).convert("L"))  # F to L cuts off and clips
-    return Image.merge("RGB", bands)
+    return Image.merge(image.mode, bands)

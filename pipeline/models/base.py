@@ -88,13 +88,14 @@ class Measured(msgspec.Struct, frozen=True):
 
     `primary_shape`: this item's rows of the primary tensor.  `feature_tokens`: embeddings the encoder will return for
     it. `resized`: height, width handed to the patch layout.  `side`: this item's rows of every side tensor, in wire
-    order.
+    order. `stated_size`: height, width before resizing, for families whose prompt names it (Kimi-K3).
     """
 
     primary_shape: tuple[int, ...]
     feature_tokens: int
     resized: tuple[int, int]
     side: Mapping[str, SideTensor]
+    stated_size: tuple[int, int] | None = None
 
 
 class Replacement(msgspec.Struct, frozen=True):
@@ -147,14 +148,27 @@ class Family:
         """The tensors one item will have.  Raises MediaError when the family refuses the size."""
         raise NotImplementedError
 
+    def reconcile(self, settings: Any, modality: Modality, items: Sequence[Measured]) -> Sequence[Measured]:
+        """All items of one request and modality, in prompt order (one that occurs twice stands twice), after each was
+        measured alone.
+
+        Returns them with the shapes that depend on one another settled; equal items stay equal.  Raises MediaError for
+        what the request as a whole must not have.
+        """
+        return items
+
+    def keeps_alpha(self, settings: Any) -> bool:
+        """Whether `encode` is given pictures with transparency in mode RGBA; else they are composited over white."""
+        return False
+
     def encode(
         self, settings: Any, modality: Modality, frames: Any, measured: Measured, form: Form, out: NDArray[np.uint8]
     ) -> None:
         """Write one item's primary tensor into `out` (uint8, flat, exactly its bytes; C order, little endian,
         `form.dtype`).
 
-        `frames`: for a picture the PIL image in mode RGB, oriented, in the size `measure` was told.  Every byte of
-        `out` is written exactly once; nothing of that size is allocated.
+        `frames`: for a picture the PIL image in mode RGB (RGBA: see `keeps_alpha`), oriented, in the size `measure` was
+        told.  Every byte of `out` is written exactly once; nothing of that size is allocated.
         """
         raise NotImplementedError
 
