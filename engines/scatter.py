@@ -14,8 +14,8 @@ feeder's hands and the transport's buffer has been empty since, or the connectio
 buffers before that.
 
 The stock path (grpclib's own `send_message`, about eight copies of every byte) serves messages below
-`SCATTER_MIN_BYTES`, whoever switches scattering off, and a grpclib or h2 whose internals look different.  Figures:
-0.45 CPU s per 100 MiB stock, 0.02 here.
+`SCATTER_MIN_BYTES`, whoever switches scattering off, and a grpclib or h2 whose internals look different.  Figures
+for 50 MiB messages to grpcio: stock 0.23 CPU s per 100 MiB, the loop held for 60 ms; here 0.027 s and 2 to 5 ms.
 """
 
 import asyncio

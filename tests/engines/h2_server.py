@@ -229,3 +229,11 @@ async def listening(*, settings=None, connection_window=65535, auto_grant=False,
             peer.transport.abort()
         listener.close()
         await listener.wait_closed()
+
+
+async def closed(channels):
+    """Waits until the connections of closed `WorkerChannels` are gone (TLS takes its leave first)."""
+    protocols = [one for channel in (channels._control, *channels._senders) for one in channel._protocols]
+    async with asyncio.timeout(10):
+        while not all(one._is_lost for one in protocols if hasattr(one, "processor")):
+            await asyncio.sleep(0.01)

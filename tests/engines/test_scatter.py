@@ -1,93 +1,21 @@
-"""The scatter sender, and the stock path behind the same function, against a server that does what it is told.
+"""Messages that arrive: any size through any window, in turn, beside control frames; by scattering and by the stock
+path.
 
 After every test: no task, no stream, no buffer is left, and every `sent` is set.
 """
 
 import asyncio
 import gc
-import random
-from contextlib import asynccontextmanager
 
 import pytest
-from grpclib.exceptions import StreamTerminatedError
 from h2.connection import H2Connection
-from h2.errors import ErrorCodes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from engines import link, scatter
-from engines.base import EngineError
-from engines.channel import WorkerChannels
-from engines.link import CallWrapper
+from engines import scatter
+from tests.engines.calls import DATA, GENERATE, MIB, PREFIX, REPLY, WIDE, WINDOW, body, both_paths, call, worker
 from tests.engines.h2_server import listening
-
-GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
-WINDOW = 65535
-MIB = 1 << 20
-PREFIX = 5  # gRPC's length prefix
-DATA = random.Random(7).randbytes(8 * MIB)
-REPLY = pb.GenerateResponse(chunk=pb.GenerateStreamChunk(token_ids=[1, 2, 3]))
-WIDE = {"settings": {"INITIAL_WINDOW_SIZE": 64 * MIB, "MAX_FRAME_SIZE": 4 * MIB}, "connection_window": 128 * MIB}
-
-both_paths = pytest.mark.parametrize("scatters", [True, False], ids=["scatter", "stock"])
-
-
-def body(nbytes, start=0):
-    """A message of `nbytes` bytes in three parts."""
-    view = memoryview(DATA)[start : start + nbytes]
-    return [bytes(view[:20]), view[20 : nbytes // 2], view[max(20, nbytes // 2) :]]
-
-
-@asynccontextmanager
-async def worker(server, scatters=True, **options):
-    """Channels to `server`; in the end nothing of them may be left."""
-    before = asyncio.all_tasks()
-    channels = WorkerChannels(server.url, scatter=scatters, sending_channels=1, **options)
-    try:
-        async with asyncio.timeout(30):  # a hanging uvloop does not hear pytest-timeout's signal
-            yield channels
-            await settled(channels)
-    finally:
-        channels.close()
-    for _ in range(3):
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
-
-
-async def settled(channels):
-    """Waits until every feeder is idle and the sockets took everything, then checks that no stream is left."""
-    for channel in (channels._control, *channels._senders):
-        protocol = channel._protocol
-        if protocol is None:
-            continue
-        async with asyncio.timeout(10):
-            while not protocol.feeder.is_idle or protocol._transport.get_write_buffer_size():
-                await asyncio.sleep(0.01)
-        assert not protocol.processor.streams
-        if channel.is_connected:
-            assert protocol.connection._connection.open_outbound_streams == 0
-        assert channel.unsent_bytes == 0
-
-
-async def call(channels, parts):
-    """A whole call: its replies."""
-    stream = channels.stream(GENERATE, parts, pb.GenerateResponse)
-    async with stream:
-        replies = [reply async for reply in stream]
-    await asyncio.wait_for(stream.sent.wait(), 5)
-    return replies
-
-
-async def failing(channels, parts):
-    """A call that must fail: its error."""
-    stream = channels.stream(GENERATE, parts, pb.GenerateResponse)
-    with pytest.raises(EngineError) as caught:
-        async with stream:
-            async for _ in stream:
-                pass
-    await asyncio.wait_for(stream.sent.wait(), 5)
-    return caught.value
 
 
 @both_paths
@@ -151,252 +79,6 @@ async def test_a_window_reopened_byte_by_byte(scatters):
         assert request.message == DATA[: WINDOW + 200]
         request.answer(REPLY)
         assert await calling == [REPLY]
-
-
-@both_paths
-async def test_a_reset_with_a_closed_window(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(MIB)))
-        request = await server.request()
-        await request.until_body(WINDOW)
-        request.reset()
-        error = await calling
-        assert (error.status, error.started) == ("UNAVAILABLE", False)
-        assert len(request.body) == WINDOW
-
-
-@both_paths
-async def test_a_reset_with_an_open_window(scatters):
-    async with listening(**WIDE) as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(8 * MIB)))
-        request = await server.request()
-        request.peer.transport.pause_reading()  # the client stands before a full socket
-        await asyncio.sleep(0.05)
-        request.reset()
-        await asyncio.sleep(0.05)
-        request.peer.transport.resume_reading()
-        assert (await calling).status == "UNAVAILABLE"
-        assert not request.has_ended
-
-
-@both_paths
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-async def test_goaway_in_mid_message(scatters, is_open):
-    async with listening(**(WIDE if is_open else {})) as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(8 * MIB)))
-        request = await server.request()
-        if is_open:
-            request.peer.transport.pause_reading()
-            await asyncio.sleep(0.05)
-        else:
-            await request.until_body(WINDOW)
-        request.peer.goaway()
-        error = await calling
-        assert (error.status, error.started) == ("UNAVAILABLE", False)
-        again = asyncio.create_task(call(channels, body(1000)))
-        second = await server.request()
-        await second.until_ended()
-        second.answer(REPLY)
-        assert await again == [REPLY]
-        assert len(server.peers) == 2
-
-
-@both_paths
-async def test_a_connection_that_ends_lets_its_calls_finish(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(call(channels, body(MIB)))
-        request = await server.request()
-        await request.until_body(WINDOW)
-        request.peer.announce_end(2**31 - 1)
-        await asyncio.sleep(0.05)
-        request.peer.announce_end(request.stream_id)
-        await asyncio.sleep(0.05)
-        meanwhile = asyncio.create_task(call(channels, body(1000)))
-        second = await server.request()
-        assert second.peer is not request.peer
-        await second.until_ended()
-        second.answer(REPLY)
-        assert await meanwhile == [REPLY]
-        request.peer.grant(MIB)
-        request.grant(MIB)
-        await request.until_ended()
-        assert request.message == DATA[:MIB]
-        assert not request.peer.is_lost
-        request.answer(REPLY)
-        assert await calling == [REPLY]
-        await request.until(lambda: request.peer.is_lost)
-
-
-@both_paths
-async def test_a_connection_that_ends_does_not_take_what_it_has_not_seen(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(MIB)))
-        request = await server.request()
-        await request.until_body(WINDOW)
-        request.peer.announce_end(0)
-        error = await calling
-        assert (error.status, error.started) == ("UNAVAILABLE", False)
-        await request.until(lambda: request.peer.is_lost)
-
-
-@both_paths
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-async def test_a_connection_lost_in_mid_message(scatters, is_open):
-    async with listening(**(WIDE if is_open else {})) as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(8 * MIB)))
-        request = await server.request()
-        if is_open:
-            request.peer.transport.pause_reading()
-            await asyncio.sleep(0.05)
-        else:
-            await request.until_body(WINDOW)
-        request.peer.transport.abort()
-        assert (await calling).status == "UNAVAILABLE"
-        again = asyncio.create_task(call(channels, body(1000)))
-        second = await server.request()
-        await second.until_ended()
-        second.answer(REPLY)
-        assert await again == [REPLY]
-
-
-@both_paths
-@pytest.mark.parametrize("resets", [False, True], ids=["", "reset"])
-async def test_an_early_refusal_keeps_its_status(scatters, resets):
-    async with listening() as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(MIB)))
-        request = await server.request()
-        await request.until_body(WINDOW)
-        request.refuse(8, "too many, %E2%82%AC")
-        if resets:
-            request.reset(ErrorCodes.NO_ERROR)
-        error = await calling
-        assert (error.status, error.message, error.started) == ("RESOURCE_EXHAUSTED", "too many, €", False)
-        if not resets:
-            await request.until_reset()
-        assert len(request.body) == WINDOW
-
-
-@both_paths
-@pytest.mark.parametrize("resets", [False, True], ids=["", "reset"])
-async def test_an_early_answer_is_an_answer(scatters, resets):
-    async with listening() as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(call(channels, body(MIB)))
-        request = await server.request()
-        await request.until_body(WINDOW)
-        request.answer(REPLY, REPLY)
-        if resets:
-            request.reset(ErrorCodes.NO_ERROR)
-        assert await calling == [REPLY, REPLY]
-
-
-@both_paths
-@pytest.mark.parametrize("ending", ["goaway", "lost"])
-async def test_a_complete_answer_survives_what_comes_behind(scatters, ending):
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
-        stream = channels.stream(GENERATE, body(100_000), pb.GenerateResponse)
-        async with stream:
-            request = await server.request()
-            await request.until_ended()
-            request.respond()
-            for _ in range(3):
-                request.reply(REPLY)
-            request.finish()
-            if ending == "goaway":
-                request.peer.goaway()
-            else:
-                request.peer.transport.close()
-            await asyncio.sleep(0.05)
-            assert [reply async for reply in stream] == [REPLY] * 3
-        assert stream.sent.is_set()
-
-
-@both_paths
-async def test_a_status_behind_replies(scatters):
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(100_000)))
-        request = await server.request()
-        await request.until_ended()
-        request.respond()
-        request.reply(REPLY)
-        request.finish(13, "out of cards")
-        error = await calling
-        assert (error.status, error.message, error.started) == ("INTERNAL", "out of cards", True)
-
-
-@both_paths
-async def test_an_answer_cut_short_is_an_error(scatters):
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
-        calling = asyncio.create_task(failing(channels, body(100_000)))
-        request = await server.request()
-        await request.until_ended()
-        request.respond()
-        request.peer.h2.send_data(request.stream_id, b"\0\0\0\0\x09only")
-        request.finish()
-        assert (await calling).status == "INTERNAL"
-
-
-@both_paths
-async def test_cancelled_before_a_window_that_stays_closed(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
-        stream = channels.stream(GENERATE, body(MIB), pb.GenerateResponse)
-        calling = asyncio.create_task(stream.__aenter__())
-        request = await server.request()
-        await request.until_body(WINDOW)
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        assert calling.cancelled()
-        await request.until_reset()
-        assert request.reset_code == ErrorCodes.CANCEL
-        await asyncio.wait_for(stream.sent.wait(), 5)
-        # the connection lives: another request passes once it has a window
-        request.peer.grant(WINDOW)
-        again = asyncio.create_task(call(channels, body(1000)))
-        second = await server.request()
-        await second.until_ended()
-        second.answer(REPLY)
-        assert await again == [REPLY]
-        assert len(server.peers) == 1
-
-
-async def test_a_cancelled_message_drains_before_its_buffers_are_free():
-    pixels = bytearray(DATA)
-    async with listening(**WIDE) as server, worker(server) as channels:
-        stream = channels.stream(GENERATE, [memoryview(pixels)], pb.GenerateResponse)
-        calling = asyncio.create_task(stream.__aenter__())
-        request = await server.request()
-        request.peer.transport.pause_reading()
-        await asyncio.sleep(0.1)
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        assert not stream.sent.is_set()
-        freed = []
-        stream.sent.add_done_callback(lambda: freed.append(True))
-        request.peer.transport.resume_reading()
-        await stream.sent.wait()
-        pixels[:] = bytes(len(pixels))  # the next owner writes
-        await request.until_reset()
-        assert freed
-        assert len(request.body) > PREFIX
-        assert request.body[PREFIX:] == DATA[: len(request.body) - PREFIX]
-        assert not request.has_ended
-
-
-async def test_a_peer_that_does_not_drain_is_aborted(monkeypatch):
-    monkeypatch.setattr(link, "DRAIN_LIMIT_S", 0.2)
-    async with listening(**WIDE) as server, worker(server) as channels:
-        stream = channels.stream(GENERATE, body(8 * MIB), pb.GenerateResponse)
-        calling = asyncio.create_task(stream.__aenter__())
-        request = await server.request()
-        request.peer.transport.pause_reading()
-        await asyncio.sleep(0.1)
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
-        assert not stream.sent.is_set()
-        await asyncio.wait_for(stream.sent.wait(), 5)
-        assert not channels._senders[0].is_connected
 
 
 async def test_a_sent_message_drains_when_the_peer_reads():
@@ -485,11 +167,17 @@ async def test_a_large_message_lets_small_ones_pass():
         assert await large == await small == [REPLY]
 
 
-async def test_a_closed_stream_window_holds_back_nobody_else():
+async def test_a_closed_stream_window_holds_back_nobody_else(monkeypatch):
+    turns = []
+    take_turn = scatter.Feeder._take_turn
+    monkeypatch.setattr(scatter.Feeder, "_take_turn", lambda feeder: (turns.append(1), take_turn(feeder)))
     async with listening(connection_window=64 * MIB) as server, worker(server) as channels:
         stuck = asyncio.create_task(call(channels, body(MIB)))
         first = await server.request()
         await first.until_body(WINDOW)
+        before = len(turns)
+        await asyncio.sleep(0.1)
+        assert len(turns) <= before + 1  # nothing to do, nothing done
         other = asyncio.create_task(call(channels, body(70_000)))
         second = await server.request()
         second.grant(10_000)
@@ -555,61 +243,18 @@ async def test_a_buffer_with_gaps_is_refused(scatters):
             await request.until_reset()
 
 
-async def test_a_task_is_not_left_marked_as_cancelled():
-    wrapper, task = CallWrapper(), asyncio.current_task()
-    with pytest.raises(StreamTerminatedError), wrapper:
-        asyncio.get_running_loop().call_soon(wrapper.cancel, StreamTerminatedError("reset"))
-        await asyncio.sleep(10)
-    assert task.cancelling() == 0
-    with pytest.raises(StreamTerminatedError), wrapper:  # and it stays ended
-        pass
-
-
-async def test_an_interrupted_step_can_be_followed_by_others():
-    wrapper = CallWrapper()
-    with pytest.raises(scatter.AnsweredEarly), wrapper:
-        asyncio.get_running_loop().call_soon(wrapper.interrupt)
-        await asyncio.sleep(10)
-    assert asyncio.current_task().cancelling() == 0
-    with wrapper:
-        await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("outer_first", [True, False])
-async def test_a_cancellation_from_outside_wins(outer_first):
-    wrapper = CallWrapper()
-
-    async def inside():
-        with wrapper:
-            await asyncio.sleep(10)
-
-    task = asyncio.create_task(inside())
+async def test_a_drain_tells_later_and_once():
+    """Later: an aborted transport lets go of its buffers only after it has told its protocol."""
+    drain, told = scatter.Drain(), []
+    drain.add_done_callback(lambda: told.append("before"))
+    waiting = asyncio.create_task(drain.wait())
     await asyncio.sleep(0)
-    if outer_first:
-        task.cancel()
-    wrapper.cancel(StreamTerminatedError("reset"))
-    if not outer_first:
-        task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
-
-
-async def test_a_time_out_around_a_reset_is_no_confusion():
-    """asyncio.timeout counts cancellations: one that grpclib leaves behind would turn into a TimeoutError later."""
-    async with listening() as server, worker(server) as channels:
-
-        async def caller():
-            assert (await failing(channels, body(MIB))).status == "UNAVAILABLE"
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await asyncio.sleep(10)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(asyncio.sleep(0))
-            return asyncio.current_task().cancelling()
-
-        task = asyncio.create_task(caller())
-        request = await server.request()
-        await request.until_body(WINDOW)
-        request.reset()
-        assert await task == 0
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not drain.is_set()
+    drain.set()
+    drain.set()
+    drain.add_done_callback(lambda: told.append("after"))
+    assert told == []
+    await asyncio.sleep(0)
+    assert told == ["before", "after"]
