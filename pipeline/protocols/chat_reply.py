@@ -37,7 +37,6 @@ class Answer:
             "created": int(time.time()),
             "model": chat.model,
             "system_fingerprint": "default",
-            "service_tier": "default",
         }
 
     @property
@@ -63,9 +62,14 @@ class Answer:
         choices = [
             self._choice(index, texts[index], entries[index], endings[index]) for index in range(len(self.readers))
         ]
-        return as_json(
-            {**self._head, "object": "chat.completion", "choices": choices, "usage": usage_json(self.tally.usage)}
-        )
+        body = {
+            **self._head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage_json(self.tally.usage),
+            "service_tier": "default",  # SMG's chunks have none
+        }
+        return as_json(body)
 
     def _choice(self, index: int, text: str, entries: list[LogprobEntry], ending: Ending | None) -> dict[str, Any]:
         message: dict[str, Any] = {
