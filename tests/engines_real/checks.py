@@ -28,6 +28,7 @@ from tests.engines_real.answers import (
     prompt_ids,
 )
 from tools.launch import Gateway, LaunchError
+from tools.load.photos import made_unique
 
 StartEngine = Callable[..., contextlib.AbstractContextManager[int]]
 _UNIQUE = itertools.count(1)
@@ -92,25 +93,23 @@ def _order_matters(bench: Bench, gateway: Gateway, transport: str) -> None:
     raise Differs("swapped pictures give the same log-probabilities")
 
 
-def _question(seed: int) -> dict[str, Any]:
-    """A request with a picture of its own."""
+def _question(seed: int, unique: int) -> dict[str, Any]:
+    """A request with a picture of its own; `unique` gives the same picture another hash."""
     pixels = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     held = io.BytesIO()
     Image.fromarray(pixels, "RGB").resize((480, 384), Image.Resampling.NEAREST).save(held, "PNG")
-    content = [picture_part(held.getvalue()), {"type": "text", "text": "What is in this picture?"}]
+    content = [picture_part(made_unique(held.getvalue(), unique)), {"type": "text", "text": "What is in this picture?"}]
     common = {"temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
     return {"model": "tiny-qwen3vl", "messages": [{"role": "user", "content": content}], **common}
 
 
 def _at_once(bench: Bench, gateway: Gateway, transport: str, count: int = 24, clients: int = 8) -> None:
-    """Many pictures through few segments: each answer is the one its picture gets alone, inline."""
-    first = 1000 * next(_UNIQUE)
-    asked = [_question(first + number) for number in range(count)]
+    """Many pictures through few segments: each answer is the one its picture gets alone, inline, under another hash."""
+    seeds = range(1000 * next(_UNIQUE), 1000 * next(_UNIQUE))[:count]
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        together: list[Answer] = list(pool.map(lambda one: ask(gateway, one), asked))
-    port = gateway_worker_port(gateway)
-    with bench.gateway(port, "inline") as other:
-        alone = [ask(other, one) for one in asked]
+        together: list[Answer] = list(pool.map(lambda seed: ask(gateway, _question(seed, 1)), seeds))
+    with bench.gateway(gateway_worker_port(gateway), "inline") as other:
+        alone = [ask(other, _question(seed, 2)) for seed in seeds]
     if len({tuple(answer.logprobs) for answer in alone}) < count:
         raise Differs("two different pictures get the same answer: the check would not see a mix-up")
     for number, (one, other_one) in enumerate(zip(together, alone, strict=True)):
