@@ -23,7 +23,7 @@ from engines.registry import Registry, RegistryError, RegistrySettings
 from engines.transport import Transport, TransportSettings, shm_namespace
 from engines.worker import Worker, WorkerSpec
 from pipeline.address import MediaHostPolicy
-from pipeline.admission import Bodies, Gate, InflightMedia, Slots
+from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.catalog import Catalog
 from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
 from pipeline.encode import Encoder
@@ -43,6 +43,7 @@ from pool.segments import SegmentStore
 _log = logging.getLogger("mediagate.frontend")
 
 LAG_PERIOD_S = 0.1
+CUT_WAIT_S = 0.5  # for what a cut request gives back
 READ_BUFFER = 1 << 20  # of one connection: large bodies arrive in few pieces
 
 
@@ -104,9 +105,12 @@ class Frontend:
         self._inflight = InflightMedia(
             config.media.inflight_max_bytes, config.media.inflight_wait_s, metrics.rejected, self._inflight_changed
         )
+        backlog = Backlog(config.media.unread_bytes_per_worker or None)
         receiver = Receiver(config, self._open_fetcher(), link.inputs, bodies)
         encoder = Encoder(config, pool, link.outputs, self._segments, self._inflight, receiver, metrics)
-        preparation = Preparation(config, self._registry, receiver, encoder, dispatcher, self._inflight, metrics)
+        preparation = Preparation(
+            config, self._registry, receiver, encoder, dispatcher, self._inflight, backlog, metrics
+        )
         self._doorkeeper = Doorkeeper(config, metrics, slots)
         chat = ChatRoute(
             config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
@@ -212,7 +216,7 @@ class Frontend:
             handler_cancellation=True,
             read_bufsize=READ_BUFFER,
             auto_decompress=False,
-            shutdown_timeout=0.0,
+            shutdown_timeout=CUT_WAIT_S,  # aiohttp waits for ever when this is 0
         )
         scrapes = _metrics_app(self._metrics, self._refresh_gauges)
         metrics_runner = web.AppRunner(scrapes, access_log=None, handle_signals=False)
@@ -290,6 +294,7 @@ class Frontend:
     async def _drain(self, sites: list[web.BaseSite]) -> None:
         """Unready at once; the listener stays for the settle time; running requests end within the grace."""
         server = self._config.server
+        self._doorkeeper.is_leaving = True
         if self._settle and server.drain_settle_s:
             _log.info("draining: listening %g s longer for balancers to notice", server.drain_settle_s)
             await self._or_quit(server.drain_settle_s, lambda: False)
@@ -302,6 +307,7 @@ class Frontend:
         await self._or_quit(server.shutdown_grace_s, lambda: self._doorkeeper.inflight == 0)
         if self._doorkeeper.inflight:
             _log.warning("ending with %d requests unfinished", self._doorkeeper.inflight)
+            await self._doorkeeper.cut(CUT_WAIT_S)
 
     async def _or_quit(self, seconds: float, done: Any) -> None:
         deadline = time.monotonic() + seconds

@@ -4,6 +4,7 @@ A handler gets the aiohttp request and a Ticket; whatever it raises becomes one 
 here except the error body.
 """
 
+import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
@@ -58,7 +59,27 @@ class Doorkeeper:
         self._config = config
         self._metrics = metrics
         self._slots = slots
-        self.inflight = 0
+        self._serving: set[asyncio.Task[Any]] = set()
+        self.is_leaving = False  # connections are not kept for another request
+
+    @property
+    def inflight(self) -> int:
+        """Requests that have no complete answer yet."""
+        return len(self._serving)
+
+    async def cut(self, wait_s: float) -> None:
+        """End what is unfinished as if its clients had left; wait for what is given back then."""
+        cut = set(self._serving)
+        for task in cut:
+            task.cancel()
+        if cut:
+            await asyncio.wait(cut, timeout=wait_s)
+
+    async def prepare_response(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Before the head of any answer is written."""
+        if self.is_leaving:
+            response.force_close()
+            response.headers["Connection"] = "close"
 
     def request_id(self, request: web.Request, prefix: str) -> str:
         """The client's id when it is 1 to 128 visible ASCII characters, else a new one."""
@@ -82,14 +103,16 @@ class Doorkeeper:
             ticket.outside = any(name in request.headers for name in _PROXY_HEADERS)
             request["ticket"] = ticket
             self._metrics.http_started(route.path)
-            self.inflight += 1
+            task = asyncio.current_task()
+            assert task is not None
+            self._serving.add(task)
             status, code = 499, "client_closed_request"
             try:
                 response = await self._handle(route, request, ticket)
                 status, code = response.status, ticket.code
                 return response
             finally:
-                self.inflight -= 1
+                self._serving.discard(task)
                 ticket.custody.close()
                 self._metrics.http_finished(request.method, route.path, status, code, ticket.elapsed_s)
                 if route.admitted:
@@ -178,42 +201,45 @@ def error_response(error: GatewayError) -> web.Response:
     )
 
 
-def cors_middleware(origins: tuple[str, ...]) -> Any:
-    """Answers preflights and marks replies for browsers of the allowed origins."""
+class Cors:
+    """Answers preflights and marks every answer, streams included, for browsers of the allowed origins."""
 
-    def allowed(request: web.Request) -> str | None:
-        origin = request.headers.get("Origin")
-        if origin is None:
-            return None
-        return "*" if "*" in origins else origin if origin in origins else None
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        self._origins = origins
 
     @web.middleware
-    async def cors(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    async def middleware(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        origin = allowed(request)
-        preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
-        response = web.Response() if preflight else await handler(request)
-        if origin is not None and not response.prepared:
-            response.headers["Access-Control-Allow-Origin"] = origin
-            response.headers["Access-Control-Expose-Headers"] = "x-request-id, x-smg-error-code, server-timing"
-            response.headers["Vary"] = "Origin"
-            if preflight:
-                response.headers["Access-Control-Allow-Methods"] = "GET,POST,PATCH,DELETE,OPTIONS"
-                response.headers["Access-Control-Allow-Headers"] = (
-                    "content-type, authorization, anthropic-version, anthropic-beta"
-                )
-                response.headers["Access-Control-Max-Age"] = "3600"
-        return response
+        if not _is_preflight(request):
+            return await handler(request)
+        return web.Response()
 
-    return cors
+    async def prepare_response(self, request: web.Request, response: web.StreamResponse) -> None:
+        origin = request.headers.get("Origin")
+        if origin is None or not ("*" in self._origins or origin in self._origins):
+            return
+        headers = response.headers
+        headers["Access-Control-Allow-Origin"] = "*" if "*" in self._origins else origin
+        headers["Access-Control-Expose-Headers"] = "x-request-id, x-smg-error-code, server-timing"
+        headers["Vary"] = "Origin"
+        if _is_preflight(request):
+            headers["Access-Control-Allow-Methods"] = "GET,POST,PATCH,DELETE,OPTIONS"
+            headers["Access-Control-Allow-Headers"] = "content-type, authorization, anthropic-version, anthropic-beta"
+            headers["Access-Control-Max-Age"] = "3600"
+
+
+def _is_preflight(request: web.Request) -> bool:
+    return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
 
 
 def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> web.Application:
-    middlewares = [doorkeeper.foreign_errors()]
-    if config.server.cors_allowed_origins:
-        middlewares.insert(0, cors_middleware(config.server.cors_allowed_origins))
+    cors = Cors(config.server.cors_allowed_origins) if config.server.cors_allowed_origins else None
+    middlewares = [cors.middleware, doorkeeper.foreign_errors()] if cors else [doorkeeper.foreign_errors()]
     app = web.Application(middlewares=middlewares, client_max_size=config.server.max_payload_bytes)
+    app.on_response_prepare.append(doorkeeper.prepare_response)
+    if cors:
+        app.on_response_prepare.append(cors.prepare_response)
     for route in routes:
         app.router.add_route(route.method, route.path, doorkeeper.wrap(route))
     return app

@@ -1,0 +1,207 @@
+"""The end of a gateway: in order when it is asked, without a trace when it is killed."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.running import QUICK, Running, children, image_part, picture, question, running, text_part, until
+from tools.launch import ROOT
+
+SLOW = ("--token-ms=25", "--tokens-per-chunk=1")
+SHM = ("--multimodal-tensor-transport=shm",)
+PHOTO = picture(1080, 1920, kind="JPEG")
+
+
+def settle(seconds: int, *flags: str) -> tuple[str, ...]:
+    kept = [flag for flag in QUICK if not flag.startswith("--drain-settle")]
+    return (*kept, f"--drain-settle-secs={seconds}", *flags)
+
+
+def ends(gateway: Running, *, seconds: float = 20) -> int:
+    return gateway.gateway.process.wait(seconds)
+
+
+def refuses(gateway: Running) -> bool:
+    try:
+        socket.create_connection((gateway.gateway.host, gateway.gateway.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+class Stream:
+    """A streamed answer that is read bit by bit."""
+
+    def __init__(self, gateway: Running, content: Any, **fields: Any) -> None:
+        self._connection = gateway.open_chat(content, stream=True, **fields)
+        self._reply = http.client.HTTPResponse(self._connection)
+        self._reply.begin()
+        self.status = self._reply.status
+
+    def until(self, mark: bytes) -> bytes:
+        """Read up to a line with `mark`; everything there is when it does not come."""
+        text = b""
+        while line := self._reply.readline():
+            text += line
+            if mark in line:
+                break
+        return text
+
+    def close(self) -> None:
+        self._reply.close()
+        self._connection.close()
+
+
+def test_sigterm_lets_balancers_and_streams_finish() -> None:
+    with running(*SHM, quick=settle(2), engine=SLOW) as gateway:
+        stream = Stream(gateway, [image_part(PHOTO), text_part("?")])
+        stream.until(b"I")
+        begun = time.monotonic()
+        gateway.gateway.process.send_signal(signal.SIGTERM)
+        until(lambda: not gateway.ready(), seconds=1, what="unready at once")
+        assert gateway.call("GET", "/readiness").json == {"status": "not ready", "reason": "draining"}
+        assert gateway.call("GET", "/liveness").status == 200
+        assert gateway.chat("still there?", max_tokens=3).status == 200  # balancers have not noticed yet
+        assert time.monotonic() - begun < 2
+        until(lambda: refuses(gateway), seconds=10, what="the listener closes after the settle time")
+        assert time.monotonic() - begun >= 2
+        assert stream.until(b"[DONE]").endswith(b"data: [DONE]\n")
+        stream.close()
+        assert ends(gateway) == 0
+        assert not gateway.seen("abort") and not gateway.seen("cancelled")
+
+
+def test_sigint_does_not_settle() -> None:
+    with running(quick=settle(30), engine=SLOW) as gateway:
+        stream = Stream(gateway, "?")
+        stream.until(b"I")
+        gateway.gateway.process.send_signal(signal.SIGINT)
+        until(lambda: refuses(gateway), seconds=5)
+        assert stream.until(b"[DONE]").endswith(b"data: [DONE]\n")
+        stream.close()
+        assert ends(gateway) == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
+    with running(*SHM, quick=settle(30)) as gateway:
+        client = gateway.open_chat([image_part(PHOTO), text_part("[[fault silent]]")])
+        until(lambda: gateway.seen("generate"))
+        gateway.gateway.process.send_signal(signal.SIGTERM)
+        until(lambda: not gateway.ready())
+        begun = time.monotonic()
+        gateway.gateway.process.send_signal(second)
+        assert ends(gateway) == 0
+        assert time.monotonic() - begun < 4
+        with client:
+            assert not client.recv(100)  # closed without an answer
+        until(lambda: gateway.seen("abort"), what="the engine is told")
+
+
+def test_a_request_that_outlives_the_grace_is_cut() -> None:
+    with running("--shutdown-grace-period-secs=1") as gateway:
+        client = gateway.open_chat([image_part(PHOTO), text_part("[[fault silent]]")])
+        until(lambda: gateway.seen("generate"))
+        gateway.gateway.process.send_signal(signal.SIGTERM)
+        assert ends(gateway) == 0
+        with client:
+            assert not client.recv(100)
+        until(lambda: gateway.seen("abort"), what="the engine is told")
+        assert "ending with 1 requests unfinished" in gateway.log()
+
+
+def test_a_connection_that_is_kept_alive_does_not_keep_the_gateway() -> None:
+    """A busy client learns from `Connection: close` that it should go elsewhere, and loses nothing."""
+    with running(quick=settle(1)) as gateway:
+        connection = http.client.HTTPConnection(gateway.gateway.host, gateway.gateway.port, timeout=10)
+        gateway.gateway.process.send_signal(signal.SIGTERM)
+        until(lambda: not gateway.ready())
+        connection.request("POST", "/v1/chat/completions", *body("hi"))
+        reply = connection.getresponse()
+        assert reply.status == 200 and reply.read()
+        assert reply.headers["connection"] == "close"
+        connection.close()
+        assert ends(gateway) == 0
+
+
+def body(content: Any) -> tuple[bytes, dict[str, str]]:
+    import json
+
+    return json.dumps(question(content)).encode(), {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize("flag", ["--port", "--prometheus-port"])
+def test_a_port_that_is_taken(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        others = {"--port": "--prometheus-port", "--prometheus-port": "--port"}
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            free = probe.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "gateway.py", flag, str(port), others[flag], str(free), "--pool-processes=1"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 3
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dead_frontend_ends_the_gateway() -> None:
+    with running(*SHM) as gateway:
+        assert gateway.chat([image_part(PHOTO)]).status == 200
+        (front,) = gateway.pids("front")
+        processes = children(gateway.gateway.pid)
+        assert len(processes) == 3
+        os.kill(front, signal.SIGKILL)
+        assert ends(gateway) not in (0, 1, 2, 3)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+        sweep(front)
+
+
+def test_a_killed_gateway_leaves_nothing_that_lasts() -> None:
+    """SIGKILL to the supervisor: its children end by themselves, and the next gateway removes the files."""
+    with running(*SHM) as gateway:
+        assert gateway.chat([image_part(PHOTO)]).status == 200
+        client = gateway.open_chat([image_part(PHOTO), text_part("[[fault silent]]")])
+        until(lambda: len(gateway.seen("generate")) == 2)
+        (front,) = gateway.pids("front")
+        processes = children(gateway.gateway.pid)
+        os.kill(gateway.gateway.pid, signal.SIGKILL)
+        assert ends(gateway) == -signal.SIGKILL
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), what="its children end")
+        client.close()
+        until(lambda: gateway.seen("cancelled"))
+        sweep(front)
+
+
+def sweep(front: int) -> None:
+    """The next gateway removes what the frontend with this pid left in /dev/shm."""
+    assert files_of(front)
+    with running(*SHM):
+        assert not files_of(front)
+
+
+def files_of(pid: int) -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if re.fullmatch(rf"(mediagate|smg-tokenspeed)-{pid}-.*", name)]
+
+
+def test_sigterm_before_it_is_ready() -> None:
+    """Whatever has been done so far, it ends in order."""
+    for pause_s in (0.2, 0.5, 0.7, 0.9):
+        with running(wait=False) as gateway:
+            time.sleep(pause_s)
+            gateway.gateway.process.send_signal(signal.SIGTERM)
+            assert ends(gateway) in (0, -signal.SIGTERM), gateway.log()
+            assert "Traceback" not in gateway.log()
