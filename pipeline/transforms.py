@@ -40,13 +40,7 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
     transformers 5.24, `qwen2_vl.image_processing_qwen2_vl.smart_resize`: rounding is half to even, and a side under
     half a factor counts as 0 when areas are compared.  Raises MediaError above a side ratio of 200.
     """
-    if min(height, width) < 1:
-        raise MediaError(f"a picture of {width}x{height} pixels has no area")
-    if max(height, width) > MAX_SIDE_RATIO * min(height, width):
-        ratio = max(height, width) / min(height, width)
-        raise MediaError(
-            f"a picture of {width}x{height} pixels has a side ratio of {ratio:.1f}, above the limit of {MAX_SIDE_RATIO}"
-        )
+    refuse_thin(height, width)
     rows, columns = round(height / factor), round(width / factor)
     area = rows * columns * factor**2
     if area > max_pixels:
@@ -57,6 +51,17 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
         grow = math.sqrt(min_pixels / (height * width))
         rows, columns = math.ceil(height * grow / factor), math.ceil(width * grow / factor)
     return rows * factor, columns * factor
+
+
+def refuse_thin(height: int, width: int) -> None:
+    """Raises MediaError for a picture without area or with a side ratio above 200."""
+    if min(height, width) < 1:
+        raise MediaError(f"a picture of {width}x{height} pixels has no area")
+    if max(height, width) > MAX_SIDE_RATIO * min(height, width):
+        ratio = max(height, width) / min(height, width)
+        raise MediaError(
+            f"a picture of {width}x{height} pixels has a side ratio of {ratio:.1f}, above the limit of {MAX_SIDE_RATIO}"
+        )
 
 
 def resize(image: Image.Image, height: int, width: int, resample: int = BICUBIC) -> Image.Image:

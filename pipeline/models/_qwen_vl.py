@@ -1,16 +1,19 @@
-"""What the Qwen vision families share: the smart resize, merged patches in cells of 2x2, one run of pads for a picture.
+"""What the families of the Qwen kind share: the smart resize, merged patches in cells of 2x2, one run of pads for a
+picture.
 
 Not a family itself.  A family states its defaults (`patch`, bounds, mean and std of a checkpoint without
-preprocessor_config.json) and may override any method; clips get their own measures there.  Reference: transformers 5.24
-`Qwen2VLImageProcessor`.
+preprocessor_config.json) and overrides what it does otherwise: `sizes` and `fitted` for another way to fit a picture,
+`cell` and `bounds` for other names in the configuration, `token_config` for ids in another place.  Clips get their own
+measures there.  Reference: transformers 5.24 `Qwen2VLImageProcessor`.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.models.base import (
@@ -26,6 +29,17 @@ from pipeline.models.base import (
     Vocabulary,
 )
 from pipeline.transforms import BICUBIC, BILINEAR, Normalisation, patchify, resize, smart_resize
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class Cell(NamedTuple):
+    """How pixels become tokens: `patch` pixels a side, `merge` patches a side to a token, `temporal` frames a patch."""
+
+    patch: int
+    merge: int
+    temporal: int
 
 
 class QwenSettings(msgspec.Struct, frozen=True):
@@ -56,39 +70,53 @@ class QwenVision(Family):
         Modality.IMAGE: "image_token_id",
         Modality.VIDEO: "video_token_id",
     }
+    grids_on_cpu: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw")  # as SMG lists them for the family
 
-    settings_type = QwenSettings
+    settings_type: ClassVar[type[msgspec.Struct]] = QwenSettings
 
     def settings(self, bundle: BundleConfig) -> QwenSettings:
         values = bundle.preprocessor
-        size = values.get("size")
-        size = size if isinstance(size, Mapping) else {}  # some checkpoints have a list: not for this rule
-        low = _first_of(values, ("min_pixels",), _first_of(size, ("shortest_edge", "min_pixels"), self.min_pixels))
-        high = _first_of(values, ("max_pixels",), _first_of(size, ("longest_edge", "max_pixels"), self.max_pixels))
-        found = QwenSettings(
-            patch=_positive(values, "patch_size", self.patch),
-            merge=_positive(values, "merge_size", 2),
-            temporal=_positive(values, "temporal_patch_size", 2),
-            min_pixels=_whole("min_pixels", low),
-            max_pixels=_whole("max_pixels", high),
-            resample=_resample(_first_of(values, ("resample", "resampling"), BICUBIC)),
-            normalisation=self._normalisation(values),
-        )
-        if found.patch % 2:
-            raise FamilyError(f"patch_size {found.patch} is odd: {self.name} cannot lay out such patches")
-        if found.min_pixels > found.max_pixels:
-            raise FamilyError(f"min_pixels {found.min_pixels} is above max_pixels {found.max_pixels}")
+        cell = self.cell(values)
+        low, high = self.bounds(values, cell)
+        if cell.patch % 2:
+            raise FamilyError(f"patch_size {cell.patch} is odd: {self.name} cannot lay out such patches")
+        if low > high:
+            raise FamilyError(f"min_pixels {low} is above max_pixels {high}")
         if values.get("do_resize") is False:
             raise FamilyError(f"do_resize false is not supported: {self.name} needs sides in multiples of its cells")
-        return found
+        return QwenSettings(
+            patch=cell.patch,
+            merge=cell.merge,
+            temporal=cell.temporal,
+            min_pixels=low,
+            max_pixels=high,
+            resample=_resample(first_of(values, ("resample", "resampling"), BICUBIC)),
+            normalisation=self._normalisation(values),
+        )
+
+    def cell(self, values: Mapping[str, Any]) -> Cell:
+        """`values`: preprocessor_config.json.  Raises FamilyError, as `bounds` does."""
+        return Cell(
+            patch=positive(values, "patch_size", self.patch),
+            merge=positive(values, "merge_size", 2),
+            temporal=positive(values, "temporal_patch_size", 2),
+        )
+
+    def bounds(self, values: Mapping[str, Any], cell: Cell) -> tuple[int, int]:
+        """The least and the largest area.  `size` that is no mapping (MiniMax has a list) says nothing."""
+        size = values.get("size")
+        size = size if isinstance(size, Mapping) else {}
+        low = first_of(values, ("min_pixels",), first_of(size, ("shortest_edge", "min_pixels"), self.min_pixels))
+        high = first_of(values, ("max_pixels",), first_of(size, ("longest_edge", "max_pixels"), self.max_pixels))
+        return whole("min_pixels", low), whole("max_pixels", high)
 
     def _normalisation(self, values: Mapping[str, Any]) -> Normalisation:
         factor = values.get("rescale_factor", 1 / 255)
         if not isinstance(factor, float | int) or not factor > 0:
             raise FamilyError(f"rescale_factor must be a positive number, got {factor!r}")
         return Normalisation.of(
-            _channels("image_mean", _first_of(values, ("image_mean", "norm_mean"), self.mean)),
-            _channels("image_std", _first_of(values, ("image_std", "norm_std"), self.std)),
+            _channels("image_mean", first_of(values, ("image_mean", "norm_mean"), self.mean)),
+            _channels("image_std", first_of(values, ("image_std", "norm_std"), self.std)),
             rescale_factor=float(factor),
             do_rescale=values.get("do_rescale") is not False,
             do_normalize=values.get("do_normalize") is not False,
@@ -98,32 +126,36 @@ class QwenVision(Family):
         token_id = self.feature_token(bundle, vocabulary, modality)
         text = vocabulary.token_of(token_id)
         if text is None:
-            raise _missing(modality, self.anchor_text[modality])
+            raise missing(modality, self.anchor_text[modality])
+        return Anchor(token_id=token_id, text=text)
+
+    def anchor_by_text(self, vocabulary: Vocabulary, modality: Modality) -> Anchor:
+        """The family's own placeholder.  Raises FamilyError when the vocabulary lacks it."""
+        if modality not in self.anchor_text:
+            raise FamilyError(f"{self.name} has no token for {modality.value}")
+        text = self.anchor_text[modality]
+        token_id = vocabulary.id_of(text)
+        if token_id is None:
+            raise missing(modality, text)
         return Anchor(token_id=token_id, text=text)
 
     def feature_token(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> int:
         """The configured id; for a config without one, the id of the family's own placeholder."""
         if modality not in self.token_id_key:
             raise FamilyError(f"{self.name} has no token for {modality.value}")
-        configured = bundle.config.get(self.token_id_key[modality])
+        configured = self.token_config(bundle).get(self.token_id_key[modality])
         if isinstance(configured, int) and not isinstance(configured, bool):
             return configured
-        text = self.anchor_text[modality]
-        token_id = vocabulary.id_of(text)
-        if token_id is None:
-            raise _missing(modality, text)
-        return token_id
+        return self.anchor_by_text(vocabulary, modality).token_id
+
+    def token_config(self, bundle: BundleConfig) -> Mapping[str, Any]:
+        """Where config.json states the token ids."""
+        return bundle.config
 
     def measure(self, settings: QwenSettings, modality: Modality, source: Source) -> Measured:
         """A picture is one temporal step: `patches_per_image` is rows times columns.  MediaError: side ratio."""
         self._pictures_only(modality)
-        height, width = smart_resize(
-            source.height,
-            source.width,
-            factor=settings.patch * settings.merge,
-            min_pixels=settings.min_pixels,
-            max_pixels=settings.max_pixels,
-        )
+        height, width = self.sizes(settings, source)
         rows, columns = height // settings.patch, width // settings.patch
         return Measured(
             primary_shape=(rows * columns, 3 * settings.temporal * settings.patch**2),
@@ -135,6 +167,20 @@ class QwenVision(Family):
             },
         )
 
+    def sizes(self, settings: Any, source: Source) -> tuple[int, int]:
+        """Height, width of the picture that is cut into patches.  Raises MediaError."""
+        return smart_resize(
+            source.height,
+            source.width,
+            factor=settings.patch * settings.merge,
+            min_pixels=settings.min_pixels,
+            max_pixels=settings.max_pixels,
+        )
+
+    def fitted(self, settings: Any, picture: Image.Image, height: int, width: int) -> Image.Image:
+        """The picture in the size `sizes` said."""
+        return resize(picture, height, width, settings.resample)
+
     def encode(
         self,
         settings: QwenSettings,
@@ -144,10 +190,10 @@ class QwenVision(Family):
         form: Form,
         out: NDArray[np.uint8],
     ) -> None:
-        """Resize, then patches; a picture fills every temporal slot.  A worker that normalises gets the bytes."""
+        """Fit, then patches; a picture fills every temporal slot.  A worker that normalises gets the bytes."""
         self._pictures_only(modality)
         patchify(
-            [resize(frames, *measured.resized, settings.resample)],
+            [self.fitted(settings, frames, *measured.resized)],
             out,
             patch=settings.patch,
             merge=settings.merge,
@@ -172,7 +218,7 @@ class QwenVision(Family):
         return Layout(
             batched=("image_grid_thw", "patches_per_image"),
             flat={"pixel_values": "patches_per_image"},
-            keep_on_cpu=("image_grid_thw", "video_grid_thw"),
+            keep_on_cpu=self.grids_on_cpu,
         )
 
     def _pictures_only(self, modality: Modality) -> None:
@@ -180,11 +226,11 @@ class QwenVision(Family):
             raise MediaError(f"{self.name} takes no {modality.value} here")
 
 
-def _missing(modality: Modality, text: str) -> FamilyError:
+def missing(modality: Modality, text: str) -> FamilyError:
     return FamilyError(f"{modality.value} placeholder token '{text}' is missing from the tokenizer vocabulary")
 
 
-def _first_of(values: Mapping[str, Any], names: tuple[str, ...], default: Any) -> Any:
+def first_of(values: Mapping[str, Any], names: tuple[str, ...], default: Any) -> Any:
     """The value of the first name that is present and not null."""
     for name in names:
         if values.get(name) is not None:
@@ -192,17 +238,17 @@ def _first_of(values: Mapping[str, Any], names: tuple[str, ...], default: Any) -
     return default
 
 
-def _whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise FamilyError(f"{name} must be a positive whole number, got {value!r}")
     return value
 
 
-def _positive(values: Mapping[str, Any], name: str, default: int) -> int:
-    value = _first_of(values, (name,), default)
+def positive(values: Mapping[str, Any], name: str, default: int) -> int:
+    value = first_of(values, (name,), default)
     if isinstance(value, Mapping) and value.get("height") == value.get("width"):
         value = value.get("height")
-    return _whole(name, value)
+    return whole(name, value)
 
 
 def _resample(value: Any) -> int:

@@ -1,7 +1,5 @@
 """Qwen3-VL pictures against the reference processor's own fingerprints; settings, prompt and layout."""
 
-import hashlib
-import io
 import json
 import math
 from pathlib import Path
@@ -12,35 +10,20 @@ import pytest
 from PIL import Image
 
 from engines.base import Form, Layout, Modality
-from pipeline.media.image import decode
 from pipeline.models import by_name
-from pipeline.models.base import BundleConfig, FamilyError, Hints, MediaError, Source, Vocabulary
+from pipeline.models.base import BundleConfig, FamilyError, MediaError, Source
 from pipeline.transforms import Normalisation
-from tests.models.synthetic import digest, draw
+from tests.models.served import Served, equals_reference, picture_cases, through_png, vocabulary
 
 DATA = Path(__file__).parent.parent / "data"
-QWEN3 = json.loads((DATA / "reference" / "qwen3_vl.json").read_text())["cases"]
-QWEN2 = json.loads((DATA / "reference" / "qwen2_vl.json").read_text())["cases"]
-QWEN2_PREPROCESSOR = {
-    "min_pixels": 3136,
-    "max_pixels": 12845056,
-    "patch_size": 14,
-    "merge_size": 2,
+QWEN3 = picture_cases("qwen3_vl")
+CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 FAMILY = by_name("qwen3_vl")
 PICTURE = Modality.IMAGE
 FLOAT32 = Form()
-
-
-def through_png(case: Any) -> Image.Image:
-    """The case's picture after it went through a file, so that the decoder's rules (white under alpha) apply."""
-    drawn = draw(**{name: case["input"][name] for name in ("width", "height", "mode", "seed")})
-    assert digest(drawn) == case["input"]["pixels_sha256"]
-    encoded = io.BytesIO()
-    drawn.save(encoded, "PNG", compress_level=1)
-    return decode(memoryview(encoded.getvalue()), Hints())
 
 
 def encode(preprocessor: Any, picture: Image.Image, form: Form = FLOAT32) -> tuple[Any, np.ndarray]:
@@ -52,24 +35,12 @@ def encode(preprocessor: Any, picture: Image.Image, form: Form = FLOAT32) -> tup
     return measured, out
 
 
-@pytest.mark.parametrize(
-    ("preprocessor", "case"),
-    [pytest.param({}, case, id=f"qwen3_vl-{case['name']}") for case in QWEN3]
-    + [pytest.param(QWEN2_PREPROCESSOR, case, id=f"patch_14_clip-{case['name']}") for case in QWEN2],
-)
-def test_pixels_equal_the_reference(preprocessor: Any, case: Any) -> None:
-    """Patches of 16 with equal channels; and the shared base with the patches of 14 and the means of Qwen2-VL."""
-    expected = case["backends"]["torchvision"]
-    measured, out = encode(preprocessor, through_png(case))
-    tensor = expected["tensors"]["pixel_values"]
-    assert measured.side["image_grid_thw"].values == tuple(expected["tensors"]["image_grid_thw"]["values"][0])
-    assert measured.feature_tokens == expected["num_tokens"][0]
-    assert list(measured.primary_shape) == tensor["shape"]
-    assert out.view(np.float32)[:8].tolist() == tensor["first8"]
-    assert hashlib.sha256(out).hexdigest() == tensor["sha256"]
+@pytest.mark.parametrize("case", QWEN3, ids=lambda case: case["name"])
+def test_pixels_equal_the_reference(case: Any) -> None:
+    equals_reference(Served("qwen3_vl"), case)
 
 
-@pytest.mark.parametrize("preprocessor", [{}, QWEN2_PREPROCESSOR], ids=["equal_channels", "clip"])
+@pytest.mark.parametrize("preprocessor", [{}, CLIP], ids=["equal_channels", "clip"])
 def test_narrow_types_are_the_rounded_float32(preprocessor: Any) -> None:
     picture = through_png(next(case for case in QWEN3 if case["name"] == "odd"))
     wide = encode(preprocessor, picture)[1].view(np.float32)
@@ -144,11 +115,6 @@ def test_pixel_bounds(preprocessor: Any, bounds: tuple[int, int]) -> None:
 def test_settings_that_cannot_be_used(preprocessor: Any, reason: str) -> None:
     with pytest.raises(FamilyError, match=reason):
         FAMILY.settings(BundleConfig({}, preprocessor))
-
-
-def vocabulary(**tokens: int) -> Vocabulary:
-    names = {token_id: name for name, token_id in tokens.items()}
-    return Vocabulary(id_of=tokens.get, token_of=names.get, encode=lambda text: [])
 
 
 def test_anchor_is_the_token_the_config_names() -> None:

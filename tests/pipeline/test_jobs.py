@@ -27,6 +27,7 @@ from pipeline.jobs import (
     Result,
     Sink,
     SpanSink,
+    content_hash,
 )
 from pipeline.media.image import decode
 from pipeline.models import by_name
@@ -113,6 +114,34 @@ def test_content_hash_is_the_peer_s(workshop: MediaWorkshop, name: str) -> None:
     facts = workshop.run(look(desk.put(picture(record.get("file", name))), hints=hints), desk)
     assert isinstance(facts, Inspected)
     assert facts.content_hash == record["hash"]
+
+
+class FullSize(type(FAMILY)):  # type: ignore[misc]
+    """A family that applies the long-side cap itself."""
+
+    name = "full_size"
+    own_long_side = True
+
+
+def test_a_family_with_its_own_long_side_gets_the_full_picture(
+    workshop: MediaWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = picture("png_rgb_300x200.png")
+    capped = Hints(max_long_side=112)
+    monkeypatch.setattr("pipeline.jobs.models.by_name", {"full_size": FullSize()}.__getitem__)
+    payload = ModelSettings("full_size", msgspec.Raw(msgspec.json.encode(SETTINGS)))
+    workshop.configure(8, msgspec.json.encode(payload))
+    desk = Desk(8 << 20)
+    source = desk.put(data)
+    facts = workshop.run(msgspec.structs.replace(look(source, hints=capped), full_size=True), desk)
+    assert isinstance(facts, Inspected)
+    assert (facts.height, facts.width) == (200, 300)
+    assert facts.content_hash == content_hash(data, capped) != content_hash(data, PLAIN)
+    measured = measure(facts)
+    target = Span(1 << 20, math.prod(measured.primary_shape) * 4)
+    job = Encode(0, 8, Modality.IMAGE, source, len(data), capped, measured, Form(), (SpanSink(target),))
+    workshop.run(job, desk)
+    assert bytes(desk.span(target)) == expected_tensor(data)
 
 
 def test_encode_writes_the_first_sink_and_copies_to_the_rest(workshop: MediaWorkshop) -> None:
