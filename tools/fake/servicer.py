@@ -251,17 +251,23 @@ def _end_tokens(bundle: Path, config: dict[str, Any]) -> list[int]:
     path = bundle / "generation_config.json"
     stated = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     if stated is None:
-        stated = config.get("text_config", config).get("eos_token_id")
+        stated = config.get("text_config", {}).get("eos_token_id", config.get("eos_token_id"))
     return [stated] if isinstance(stated, int) else list(stated or ())
 
 
 def _expectations(config: dict[str, Any], labels: dict[str, Any]) -> Expectations:
+    config = {**config, **config.get("thinker_config", {})}  # Qwen3-Omni
     text, vision = config.get("text_config", config), config.get("vision_config", {})
-    anchors = {word: config[f"{word}_token_id"] for word in ("image", "video", "audio") if f"{word}_token_id" in config}
+    anchors = {
+        word: config[f"{word}_token_{kind}"]
+        for word in ("image", "video", "audio")
+        for kind in ("id", "index")  # MiniMax, Llama, LLaVA: an index
+        if f"{word}_token_{kind}" in config
+    }
     return Expectations(
         vocabulary=text.get("vocab_size", 1 << 32),
         merge=vision.get("spatial_merge_size", 2),
-        whole_range=str(config.get("model_type", "")).startswith("qwen"),
+        whole_range=str(config.get("model_type", "")).startswith(("qwen", "glm")),
         normalises=bool(labels.get("mm_device_do_normalize", False)),
         references=bool(labels.get("mm_processor", "")),
         anchors=anchors,
