@@ -65,6 +65,35 @@ def test_the_answer_is_the_decided_one(gateway: Running, case: dict[str, Any]) -
     assert len(gateway.seen()) == before
 
 
+ABSENT: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "functions": {"functions": [{"name": "f"}]},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "regex": {"regex": "[0-9]+"},
+    "ebnf": {"ebnf": 'root ::= "a"'},
+    "reasoning_effort": {"reasoning_effort": "low"},
+    "continue_final_message": {"continue_final_message": True},
+}
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_this_version_lacks_is_refused_by_name(gateway: Running, name: str) -> None:
+    answer = gateway.chat("hi", **ABSENT[name])
+    assert answer.error == (400, "unsupported_parameter")
+    error = answer.json["error"]
+    assert error["param"] == name and name in error["message"] and "this version" in error["message"]
+
+
+@pytest.mark.parametrize("route", [*LATER_ROUTES, "/v1/completions", "/generate", "/v1/tokenize", "/v1/embeddings"])
+def test_routes_this_version_lacks(gateway: Running, route: str) -> None:
+    assert gateway.call("POST", route, {"model": MODEL}).error == (404, "unknown_url")
+
+
+def test_no_page_of_another_origin_may_read_an_answer(gateway: Running) -> None:
+    answer = gateway.call("GET", "/v1/models", headers={"Origin": "https://elsewhere.example"})
+    assert answer.status == 200 and not [name for name in answer.headers if name.startswith("access-control")]
+
+
 def test_every_exception_is_a_case() -> None:
     names = {case["name"] for case in CASES}
     assert set(LATER) <= names and names >= OTHER_PROMPT
