@@ -42,9 +42,13 @@ class Grant:
             gate.give_back(self.amount)
 
     def grow(self, amount: int) -> bool:
-        """Take `amount` more without waiting; False when the gate has not that much or others wait for it."""
-        if self._gate is None or not self._gate.take_now(amount):
+        """Take `amount` more without waiting; False when the gate has not that much.
+
+        Goes before those who wait: they came later, and what is held here only comes back when its holder can end.
+        """
+        if self._gate is None or not self._gate.fits(amount):
             return False
+        self._gate.hold(amount)
         self.amount += amount
         return True
 
@@ -69,9 +73,12 @@ class Gate:
     def take_now(self, amount: int) -> bool:
         if self._waiters or not self.fits(amount):
             return False
+        self.hold(amount)
+        return True
+
+    def hold(self, amount: int) -> None:
         self.held += amount
         self._changed(self)
-        return True
 
     def give_back(self, amount: int) -> None:
         self.held -= amount
@@ -179,6 +186,10 @@ class Bodies:
                 f"no room for the request body became free within {self._wait_s:g} s",
                 retry_after_s=RETRY_AFTER_S,
             ) from None
+
+    def begin(self) -> Grant:
+        """An empty grant that will grow, for a request that holds its body already and must not wait for others."""
+        return Grant(self.gate, 0)
 
     def grow(self, grant: Grant, needed: int) -> None:
         """Make `grant` cover `needed` bytes."""

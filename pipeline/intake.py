@@ -147,7 +147,7 @@ class Receiver:
         return Payload([text], base64=True)
 
     async def _fetch(self, url: HttpUrl, modality: Modality, places: asyncio.Semaphore, ticket: Ticket) -> "Payload":
-        grant = await self._bodies.enter(0)
+        grant = self._bodies.begin()
         ticket.custody.keep(grant.release)
         arrived = 0
 

@@ -173,6 +173,22 @@ async def test_chunked_bodies_take_pieces_and_never_wait() -> None:
     assert bodies.gate.held == 0
 
 
+async def test_a_holder_grows_before_those_who_wait_for_it_to_end() -> None:
+    bodies = Bodies(10, 60, Rejections())
+    body = await bodies.enter(6)
+    waiting = asyncio.create_task(bodies.enter(5))
+    await settle()
+    fetched = bodies.begin()
+    bodies.grow(fetched, 4)
+    assert bodies.gate.held == 10 and not waiting.done()
+    with pytest.raises(GatewayError):
+        bodies.grow(fetched, 5)
+    body.release()
+    fetched.release()
+    (await waiting).release()
+    assert bodies.gate.held == 0
+
+
 async def test_media_over_the_whole_budget_are_413_at_once() -> None:
     rejected = Rejections()
     media = InflightMedia(1000, 0.05, rejected, ignore)
