@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from engines.base import Form, Layout, Modality
+from pipeline.models._picture import normalisation, resample, section, whole
 from pipeline.models.base import (
     Anchor,
     BundleConfig,
@@ -30,8 +31,7 @@ from pipeline.models.base import (
 )
 from pipeline.transforms import BICUBIC, BILINEAR, Normalisation, patchify, resize, smart_resize
 
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_FILTERS = {BICUBIC: "bicubic", BILINEAR: "bilinear"}
 
 
 class Cell(NamedTuple):
@@ -90,37 +90,24 @@ class QwenVision(Family):
             temporal=cell.temporal,
             min_pixels=low,
             max_pixels=high,
-            resample=_resample(first_of(values, ("resample", "resampling"), BICUBIC)),
-            normalisation=self._normalisation(values),
+            resample=resample(values, BICUBIC, _FILTERS),
+            normalisation=normalisation(values, self.mean, self.std),
         )
 
     def cell(self, values: Mapping[str, Any]) -> Cell:
         """`values`: preprocessor_config.json.  Raises FamilyError, as `bounds` does."""
         return Cell(
-            patch=positive(values, "patch_size", self.patch),
-            merge=positive(values, "merge_size", 2),
-            temporal=positive(values, "temporal_patch_size", 2),
+            patch=whole(values, ("patch_size",), self.patch),
+            merge=whole(values, ("merge_size",), 2),
+            temporal=whole(values, ("temporal_patch_size",), 2),
         )
 
     def bounds(self, values: Mapping[str, Any], cell: Cell) -> tuple[int, int]:
         """The least and the largest area.  `size` that is no mapping (MiniMax has a list) says nothing."""
-        size = values.get("size")
-        size = size if isinstance(size, Mapping) else {}
-        low = first_of(values, ("min_pixels",), first_of(size, ("shortest_edge", "min_pixels"), self.min_pixels))
-        high = first_of(values, ("max_pixels",), first_of(size, ("longest_edge", "max_pixels"), self.max_pixels))
-        return whole("min_pixels", low), whole("max_pixels", high)
-
-    def _normalisation(self, values: Mapping[str, Any]) -> Normalisation:
-        factor = values.get("rescale_factor", 1 / 255)
-        if not isinstance(factor, float | int) or not factor > 0:
-            raise FamilyError(f"rescale_factor must be a positive number, got {factor!r}")
-        return Normalisation.of(
-            _channels("image_mean", first_of(values, ("image_mean", "norm_mean"), self.mean)),
-            _channels("image_std", first_of(values, ("image_std", "norm_std"), self.std)),
-            rescale_factor=float(factor),
-            do_rescale=values.get("do_rescale") is not False,
-            do_normalize=values.get("do_normalize") is not False,
-        )
+        size = section(values, "size")
+        low = whole(size, ("shortest_edge", "min_pixels"), self.min_pixels)
+        high = whole(size, ("longest_edge", "max_pixels"), self.max_pixels)
+        return whole(values, ("min_pixels",), low), whole(values, ("max_pixels",), high)
 
     def anchor(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> Anchor:
         token_id = self.feature_token(bundle, vocabulary, modality)
@@ -228,42 +215,3 @@ class QwenVision(Family):
 
 def missing(modality: Modality, text: str) -> FamilyError:
     return FamilyError(f"{modality.value} placeholder token '{text}' is missing from the tokenizer vocabulary")
-
-
-def first_of(values: Mapping[str, Any], names: tuple[str, ...], default: Any) -> Any:
-    """The value of the first name that is present and not null."""
-    for name in names:
-        if values.get(name) is not None:
-            return values[name]
-    return default
-
-
-def whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise FamilyError(f"{name} must be a positive whole number, got {value!r}")
-    return value
-
-
-def positive(values: Mapping[str, Any], name: str, default: int) -> int:
-    value = first_of(values, (name,), default)
-    if isinstance(value, Mapping) and value.get("height") == value.get("width"):
-        value = value.get("height")
-    return whole(name, value)
-
-
-def _resample(value: Any) -> int:
-    if value not in (BICUBIC, BILINEAR):
-        raise FamilyError(f"resample must be {BICUBIC} (bicubic) or {BILINEAR} (bilinear), got {value!r}")
-    return int(value)
-
-
-def _channels(name: str, value: Any) -> tuple[float, ...]:
-    if isinstance(value, float | int):
-        value = [value] * 3
-    if (
-        not isinstance(value, list | tuple)
-        or len(value) != 3
-        or not all(isinstance(item, float | int) for item in value)
-    ):
-        raise FamilyError(f"{name} must be three numbers, got {value!r}")
-    return tuple(float(item) for item in value)

@@ -15,7 +15,8 @@ import msgspec
 from PIL import Image
 
 from engines.base import Modality
-from pipeline.models._qwen_vl import CLIP_MEAN, CLIP_STD, Cell, QwenSettings, QwenVision, first_of, positive, whole
+from pipeline.models._picture import CLIP_MEAN, CLIP_STD, whole
+from pipeline.models._qwen_vl import Cell, QwenSettings, QwenVision
 from pipeline.models.base import Anchor, BundleConfig, FamilyError, Source, Vocabulary
 from pipeline.transforms import refuse_thin, resize
 
@@ -62,9 +63,9 @@ class Glm53Flash(QwenVision):
     def bounds(self, values: Mapping[str, Any], cell: Cell) -> tuple[int, int]:
         """Token bounds times the pixels of a token, unless pixel bounds are stated."""
         token = cell.temporal * (cell.patch * cell.merge * _expand(values)) ** 2
-        low = first_of(values, ("min_pixels",), positive(values, "min_image_tokens", self.min_tokens) * token)
-        high = first_of(values, ("max_pixels",), positive(values, "max_image_tokens", self.max_tokens) * token)
-        return whole("min_pixels", low), whole("max_pixels", high)
+        low = whole(values, ("min_image_tokens",), self.min_tokens) * token
+        high = whole(values, ("max_image_tokens",), self.max_tokens) * token
+        return whole(values, ("min_pixels",), low), whole(values, ("max_pixels",), high)
 
     def anchor(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> Anchor:
         """The family's own placeholder, whatever id the embeddings land on."""
@@ -86,7 +87,7 @@ class Glm53Flash(QwenVision):
 
 
 def _expand(values: Mapping[str, Any]) -> int:
-    return positive(values, "patch_expand_factor", 1)
+    return whole(values, ("patch_expand_factor",), 1)
 
 
 def fit(height: int, width: int, settings: GlmSettings, *, frames: int) -> tuple[tuple[int, int], tuple[int, int]]:

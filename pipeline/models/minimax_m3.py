@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.base import Modality
-from pipeline.models._qwen_vl import CLIP_MEAN, CLIP_STD, Cell, QwenSettings, QwenVision, missing, positive
+from pipeline.models._picture import CLIP_MEAN, CLIP_STD, whole
+from pipeline.models._qwen_vl import Cell, QwenSettings, QwenVision, missing
 from pipeline.models.base import (
     Anchor,
     BundleConfig,
@@ -53,8 +54,8 @@ class MiniMaxM3(QwenVision):
             return found
         if not isinstance(nested, Mapping):
             raise FamilyError(f"img_token_compression_config must be an object, got {nested!r}")
-        merge = positive(nested, "spatial_merge_size", found.merge)
-        temporal = positive(nested, "temporal_patch_size", found.temporal)
+        merge = whole(nested, ("spatial_merge_size",), found.merge)
+        temporal = whole(nested, ("temporal_patch_size",), found.temporal)
         return Cell(
             patch=found.patch,
             merge=merge if values.get("merge_size") is None else found.merge,

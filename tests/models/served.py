@@ -29,6 +29,7 @@ class Served:
     """`name`: of a bundle in tests/data/bundles.  `preprocessor`: overrides of its preprocessor_config.json."""
 
     def __init__(self, name: str, preprocessor: Mapping[str, Any] | None = None) -> None:
+        self.name = name
         self.bundle = bundle(name)
         self.config = msgspec.structs.replace(
             self.bundle.config, preprocessor={**self.bundle.config.preprocessor, **(preprocessor or {})}
