@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 10.0
+READ_POLL_S = 0.005
+READER_PATIENCE_S = 2.0
+"""A reader that has not taken its tensors by then no longer counts as one that will soon (see `on_media_read`)."""
 LAST_WORD_S = 2.0
 """How long an engine that has ended every choice may take to end the call as well."""
 
@@ -46,8 +49,9 @@ class Surroundings(Protocol):
 class Attempt:
     """`events` is iterated once, and closed.
 
-    `reading` is called with the drain of the stream that reads the request's buffers; `answered` once, when the
-    engine has given its first event, so that it has everything it needs.
+    `reading` is called with the drain of the stream that reads the request's buffers; `read` when the worker has taken
+    all tensors, or seems not to; `answered` once, when the engine has given its first event, so that it has everything
+    it needs.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Attempt:
         around: Surroundings,
         *,
         reading: Callable[[Drain], None],
+        read: Callable[[], None],
         answered: Callable[[], None],
     ) -> None:
         self.id = f"{request.request_id}-{uuid7()}"
@@ -65,6 +70,7 @@ class Attempt:
         self._request = request
         self._around = around
         self._reading = reading
+        self._read = read
         self._answered = answered
         self._is_sent = False  # the engine may know of it
         self._has_answered = False
@@ -126,9 +132,19 @@ class Attempt:
         except EngineError:
             self._is_ended = True
             raise
+        if self._request.media:
+            self._around.in_background(self._watch_reader(stream.sent, placement))
         self.send_s = time.monotonic() - began
         self._around.observer.send_seconds(self.send_s)
         return stream
+
+    async def _watch_reader(self, sent: Drain, placement: Placement) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READER_PATIENCE_S):
+                await sent.wait()
+                while placement.is_unread:
+                    await asyncio.sleep(READ_POLL_S)
+        self._read()
 
     async def _next(self, stream: "Stream[Any]") -> Any:
         """The engine's next message; None at the end of the stream."""

@@ -99,6 +99,11 @@ class SharedSegment(Protocol):
         """
         ...
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether a published name is still there: its reader has not consumed it."""
+        ...
+
     def withdraw(self) -> None:
         """Remove every published name that a reader has not consumed; the bytes stay."""
         ...

@@ -40,6 +40,7 @@ _NOT_AGAIN = (
 )
 _EXAMINATION_S = 5.0
 
+OnMediaRead = Callable[[], None]
 OnMediaFree = Callable[[bool], None]
 Remake = Callable[[Form], Awaitable[EngineRequest]]
 
@@ -100,15 +101,17 @@ class Dispatcher:
         *,
         routing_key: str | None = None,
         remake: Remake | None = None,
+        on_media_read: OnMediaRead | None = None,
         on_media_free: OnMediaFree | None = None,
     ) -> "Generation":
         """A generation to iterate; nothing happens before the first step.
 
         `remake(form)` makes the request's tensors again in another form; without it only workers of the request's
         form are used.  `on_media_free(consumed)`: see the head of this file; `consumed` is what `SharedSegment.settle`
-        wants to know.
+        wants to know.  `on_media_read()` comes once, before: the worker has taken the tensors from us (message drained,
+        segments read), or has not for a while and may be waiting for something; what else is made for it can go on.
         """
-        return Generation(self, request, routing_key, remake, on_media_free)
+        return Generation(self, request, routing_key, remake, _Media(on_media_read, on_media_free))
 
     def outlook(self, model: str, modalities: Iterable[Modality]) -> Outlook:
         """Raises NoWorker and ModalityRefused, as `generate` would."""
@@ -199,7 +202,7 @@ class Generation:
         request: EngineRequest,
         routing_key: str | None,
         remake: Remake | None,
-        on_media_free: OnMediaFree | None,
+        media: "_Media",
     ) -> None:
         self.worker: Worker | None = None
         self.attempts = 0
@@ -208,7 +211,7 @@ class Generation:
         self._request = request
         self._routing_key = routing_key
         self._remake = remake
-        self._media = _Media(on_media_free)
+        self._media = media
         self._events = self._run()
 
     async def __aenter__(self) -> Self:
@@ -239,6 +242,7 @@ class Generation:
                     self._request,
                     self._dispatcher,
                     reading=self._media.reading,
+                    read=self._media.read,
                     answered=self._media.consumed,
                 )
                 self.attempts += 1
@@ -284,7 +288,8 @@ def is_retried(error: EngineError) -> bool:
 class _Media:
     """When the request's tensors are free: a verdict exists, and no stream reads them any more."""
 
-    def __init__(self, on_free: OnMediaFree | None) -> None:
+    def __init__(self, on_read: OnMediaRead | None, on_free: OnMediaFree | None) -> None:
+        self._on_read = on_read
         self._on_free = on_free
         self._verdict: bool | None = None
         self._streams = 0
@@ -292,6 +297,11 @@ class _Media:
     def reading(self, drain: Drain) -> None:
         self._streams += 1
         drain.add_done_callback(self._drained)
+
+    def read(self) -> None:
+        on_read, self._on_read = self._on_read, None
+        if on_read is not None:
+            on_read()
 
     def consumed(self) -> None:
         self._decide(True)
@@ -302,6 +312,7 @@ class _Media:
     def _decide(self, verdict: bool) -> None:
         if self._verdict is None:
             self._verdict = verdict
+            self.read()
             self._tell_if_free()
 
     def _drained(self) -> None:

@@ -105,6 +105,11 @@ class Placement:
         self.fresh: list[SharedSegment] = []
         self.ended = False
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the worker has still to read a segment."""
+        return not self.ended and any(segment.is_unread for segment in (*self.published, *self.fresh))
+
 
 class Transport:
     """Decides and places; one for the whole gateway.  `store` may be None: nothing is ever written then."""

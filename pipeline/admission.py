@@ -1,6 +1,6 @@
 """Who may come in, and how much may be held: request slots, body bytes, preprocessed media.
 
-Theory of operation.  Three gates, each first come first served, each with one `Grant` per holder that is given back
+Theory of operation.  Four gates, each first come first served, each with one `Grant` per holder that is given back
 exactly once:
 
 1. `Slots` counts requests, from the moment their head is read to the end of their answer.  A full gateway queues up to
@@ -13,6 +13,11 @@ exactly once:
    (`--multimodal-max-inflight-bytes`). A request larger than the budget is 413 at once; one that fits waits `wait_s`;
    all waiters together may hold at most one more budget, and one that would overfill that is 429 at once.  So the media
    in memory stay within two budgets.
+
+4. `Backlog` keeps tensors from being made long before their engine takes them: per model, at most so many bytes that no worker
+   has read yet.  An engine that reads (a few milliseconds) never waits for us, one that is busy reading finds the next tensors
+   ready, and sixteen waiting requests do not cost sixteen tensors of memory.  A worker that takes its time is not waited for
+   (`engines.attempt`, READER_PATIENCE_S), so one that hangs slows the others and does not stop them.
 
 Nobody overtakes: while somebody waits, a newcomer waits behind, however small.  State changes are synchronous; only the
 waiting is asynchronous, and a waiter that is cancelled leaves as if it had never come.
@@ -93,8 +98,8 @@ class Gate:
                 self.held += amount
                 turn.set_result(None)
 
-    async def take(self, amount: int, wait_s: float) -> Grant:
-        """Wait in the queue for `amount`; TimeoutError after `wait_s` seconds."""
+    async def take(self, amount: int, wait_s: float | None) -> Grant:
+        """Wait in the queue for `amount`; TimeoutError after `wait_s` seconds, never when it is None."""
         if self.take_now(amount):
             return Grant(self, amount)
         turn = asyncio.get_running_loop().create_future()
@@ -244,3 +249,21 @@ class InflightMedia:
                 "the gateway is already holding its budget of preprocessed media in flight; retry shortly",
                 retry_after_s=RETRY_AFTER_S,
             ) from None
+
+
+class Backlog:
+    """Gate 4: bytes of tensors no engine worker has read yet, by model.
+
+    `per_worker` bytes for each healthy worker of the model; one request may exceed that alone.
+    """
+
+    def __init__(self, per_worker: int | None) -> None:
+        self._per_worker = per_worker
+        self._gates: dict[str, Gate] = {}
+
+    async def enter(self, model: str, workers: int, nbytes: int) -> Grant:
+        """Wait for room; the caller bounds the wait (the request's own time limit)."""
+        gate = self._gates.setdefault(model, Gate(None))
+        gate.limit = self._per_worker * max(workers, 1) if self._per_worker is not None else None
+        amount = nbytes if gate.limit is None else min(nbytes, gate.limit)
+        return await gate.take(amount, None)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from pipeline.admission import Grant
+
 _LETTERS = (string.ascii_letters + string.digits).encode()
 _LETTER_OF_BYTE = (_LETTERS * 5)[:256]  # some letters a little likelier than others: fine for an id
 _log = logging.getLogger("mediagate.ticket")
@@ -56,6 +58,7 @@ class Ticket:
         self.media = Custody()  # tensors: until no engine and no socket reads them any more
         self.media_consumed = False  # an engine answered after reading them: their segment may be used again
         self._dispatched = False
+        self.unread: Grant | None = None  # room in the backlog, until the engine worker has read the tensors
         self.custody.keep(self._close_media)
         self.custody.keep(self.inputs.close)
         self.model = ""
@@ -72,6 +75,11 @@ class Ticket:
     def dispatched(self) -> None:
         """From now on the dispatcher says when nothing reads the tensors any more, which may be after the answer."""
         self._dispatched = True
+
+    def media_read(self) -> None:
+        """The engine worker has read the tensors: others may be made."""
+        if self.unread is not None:
+            self.unread.release()
 
     def media_free(self, consumed: bool) -> None:
         """Nothing reads the tensors any more; `consumed`: the engine answered after reading them."""

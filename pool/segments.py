@@ -77,6 +77,11 @@ class Segment:
         self._was_published = True
         return name
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether a published name is still there: its reader has not consumed it."""
+        return not self._is_settled and any(self._directory.has(name) for name in self._names)
+
     def withdraw(self) -> None:
         """Remove every published name that a reader has not consumed; the bytes stay, for another attempt."""
         self._check()
@@ -168,7 +173,7 @@ class SegmentStore:
         keep_bytes: int | None = None,
         max_files: int = 512,
     ) -> None:
-        self._cap_bytes = cap_bytes
+        self.cap_bytes = cap_bytes
         self._keep_bytes = cap_bytes // 2 if keep_bytes is None else keep_bytes
         self._max_files = max_files
         self._lock = threading.Lock()
@@ -208,7 +213,7 @@ class SegmentStore:
                 return True
             used = self._bytes - sum(file.capacity for file in self._idle)
             files = self._count - len(self._idle)
-            return used + self._capacity(nbytes) <= self._cap_bytes and files < self._max_files
+            return used + self._capacity(nbytes) <= self.cap_bytes and files < self._max_files
 
     def take(self, nbytes: int, *, fresh: bool = False) -> Segment | None:
         """A segment for `nbytes`, its old bytes undefined; None when there is no room.
@@ -304,7 +309,7 @@ class SegmentStore:
                 if file is not None:
                     return file
                 if not self._make_room(capacity):
-                    self._complain(0, f"the cap of {self._cap_bytes} bytes or {self._max_files} files is reached")
+                    self._complain(0, f"the cap of {self.cap_bytes} bytes or {self._max_files} files is reached")
                     return None
                 self._bytes += capacity
                 self._count += 1
@@ -324,12 +329,12 @@ class SegmentStore:
                 return None
 
     def _capacity(self, nbytes: int) -> int:
-        return min(size_class(nbytes), max(nbytes, self._cap_bytes))
+        return min(size_class(nbytes), max(nbytes, self.cap_bytes))
 
     def _pop_idle(self, nbytes: int, capacity: int) -> MasterFile | None:
         """The smallest idle file that fits, of equals the one used last; a much larger one only when no new one may
         be made."""
-        largest = capacity + capacity // 4 if self._has_room(capacity) else self._cap_bytes
+        largest = capacity + capacity // 4 if self._has_room(capacity) else self.cap_bytes
         fitting = [file for file in reversed(self._idle) if nbytes <= file.capacity <= largest]
         if not fitting:
             return None
@@ -339,10 +344,10 @@ class SegmentStore:
         return best
 
     def _has_room(self, capacity: int) -> bool:
-        return self._bytes + capacity <= self._cap_bytes and self._count < self._max_files
+        return self._bytes + capacity <= self.cap_bytes and self._count < self._max_files
 
     def _make_room(self, capacity: int) -> bool:
-        if capacity > self._cap_bytes:
+        if capacity > self.cap_bytes:
             return False  # would only empty the store
         while not self._has_room(capacity) and self._idle:
             self._remove(self._idle.pop(0), self._directory, free_pages=True)

@@ -102,6 +102,14 @@ class ShmDirectory:
             self._published.add(name)
             return name
 
+    def has(self, name: str) -> bool:
+        """Whether a file of that name is there."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
     def unlink(self, name: str) -> bool:
         """Whether the name was there."""
         self._published.discard(name)

@@ -69,6 +69,7 @@ class ChatRoute:
             prepared.request,
             routing_key=request.headers.get(ROUTING_KEY_HEADER) or media_key(prepared.request),
             remake=prepared.remake,
+            on_media_read=ticket.media_read,
             on_media_free=media_free,
         )
         try:

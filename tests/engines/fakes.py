@@ -53,6 +53,7 @@ class DirectorySegment:
         self._store = store
         self.master = store.directory / f"master-{next(store.numbers)}"
         self.master.write_bytes(b"".join(buffers))
+        self._fd = os.open(self.master, os.O_RDONLY)
         self.names = []
         self.settled = None
 
@@ -68,6 +69,10 @@ class DirectorySegment:
         self.names.append(name)
         return name
 
+    @property
+    def is_unread(self):
+        return os.fstat(self._fd).st_nlink > 1
+
     def withdraw(self):
         for name in self.names:
             (self._store.directory / name).unlink(missing_ok=True)
@@ -77,6 +82,7 @@ class DirectorySegment:
         self.settled, self.reader = consumed, reader
         self.withdraw()
         self.master.unlink()
+        os.close(self._fd)
 
 
 class DirectoryStore:

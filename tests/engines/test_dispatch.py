@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import time
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 
 import grpc
@@ -737,8 +737,8 @@ class HeldDrain:
 
 @given(st.lists(st.sampled_from(["read", "drain", "consumed", "over"]), max_size=30))
 def test_media_are_told_free_once_and_not_before(steps):
-    told, drains, verdict = [], [], None
-    media = _Media(told.append)
+    told, reads, drains, verdict = [], [], [], None
+    media = _Media(lambda: reads.append(len(told)), told.append)
     for step in steps:
         if step == "read" and verdict is None:  # no attempt begins after the verdict
             drains.append(HeldDrain())
@@ -748,7 +748,43 @@ def test_media_are_told_free_once_and_not_before(steps):
         elif step in ("consumed", "over"):
             verdict = (step == "consumed") if verdict is None else verdict
             getattr(media, step)()
+            assert reads == [0]  # once, and before the tensors are told free
         assert told == ([verdict] if verdict is not None and not drains else [])
+
+
+@pytest.mark.parametrize("mode", ["shm", "inline"])
+async def test_media_are_told_read_before_the_engine_answers(make_bench, tmp_path, mode):
+    """A worker that has taken the tensors but not begun to answer keeps nobody else's tensors from being made."""
+    async with make_bench(mode=mode) as bench, engine(segments=tmp_path) as served:
+        served.script.append(hangs)
+        await bench.add(served)
+        reads = []
+        generation = bench.generate(picture(), on_media_read=lambda: reads.append(list(bench.free)))
+        answer = asyncio.create_task(anext(generation))
+        await until(lambda: reads)
+        assert reads == [[]] and not answer.done()
+        answer.cancel()
+        with suppress(asyncio.CancelledError):
+            await answer
+        await generation.aclose()
+        await until(lambda: bench.free == [False])
+        assert len(reads) == 1
+
+
+async def test_a_reader_that_takes_its_time_is_not_waited_for(make_bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("engines.attempt.READER_PATIENCE_S", 0.05)
+    async with make_bench(mode="shm") as bench, engine(segments=None) as served:
+        served.script.append(hangs)
+        await bench.add(served)
+        reads = []
+        generation = bench.generate(picture(), on_media_read=lambda: reads.append(True))
+        answer = asyncio.create_task(anext(generation))
+        await until(lambda: reads)
+        assert all(segment.is_unread for segment in bench.store.segments) and bench.free == []
+        answer.cancel()
+        with suppress(asyncio.CancelledError):
+            await answer
+        await generation.aclose()
 
 
 async def test_hundred_generations_at_once(make_bench, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.admission import Bodies, Gate, InflightMedia, Slots
+from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.errors import GatewayError
 
 
@@ -221,3 +221,32 @@ async def test_without_a_limit_media_are_only_counted() -> None:
     grant = await media.enter(10**12)
     assert media.gate.held == 10**12
     grant.release()
+
+
+async def test_tensors_are_made_ahead_for_each_worker_but_not_endlessly() -> None:
+    backlog = Backlog(100)
+    first, second = await backlog.enter("m", 2, 90), await backlog.enter("m", 2, 110)
+    third = asyncio.create_task(backlog.enter("m", 2, 60))
+    other = await backlog.enter("another model", 1, 100)
+    await settle()
+    assert not third.done()
+    first.release()
+    await settle()
+    for grant in (await third, second, other):
+        grant.release()
+
+
+async def test_a_request_above_the_backlog_goes_alone() -> None:
+    backlog = Backlog(100)
+    small = await backlog.enter("m", 1, 10)
+    large = asyncio.create_task(backlog.enter("m", 1, 5000))
+    await settle()
+    assert not large.done()
+    small.release()
+    (await large).release()
+
+
+async def test_without_a_bound_nothing_waits() -> None:
+    backlog = Backlog(None)
+    for grant in [await backlog.enter("m", 1, 10**12) for _ in range(3)]:
+        grant.release()

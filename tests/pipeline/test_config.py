@@ -56,10 +56,11 @@ FLAGS = [
     ("--mm-processing", "media.processing", "auto", "router", "router"),
     ("--mm-per-request-image-limit", "media.image_limit", None, "3", 3),
     ("--multimodal-max-inflight-bytes", "media.inflight_max_bytes", None, "400001", 400001),
+    ("--mm-unread-bytes-per-worker", "media.unread_bytes_per_worker", 256 << 20, "0", 0),
     ("--mm-allowed-media-domains", "media.allowed_domains", None, " LocalHost , example.com,,",
      ("localhost", "example.com")),
     ("--mm-max-concurrent-fetches", "media.max_fetches", 128, "5", 5),
-    ("--mm-pixel-cache-mb", "media.pixel_cache_mb", 0, "0", 0),
+    ("--mm-pixel-cache-mb", "media.pixel_cache_mb", 0, "64", 64),
     ("--multimodal-tensor-transport", "transport.mode", "inline", "shm", "shm"),
     ("--multimodal-shm-min-bytes", "transport.shm_min_bytes", 65536, "0", 0),
     ("--mm-shm-max-bytes", "transport.shm_max_bytes", min(shm_bytes(), memory_bytes()) // 2, "0", 0),
@@ -105,7 +106,7 @@ VARIABLES = [
     ("SMG_MM_SHM_MIN_BYTES", "transport.shm_min_bytes", 65536, "0", 0, "-5"),
     ("SMG_LOG_MM_TIMING", "media.log_timing", False, "1", True, "2"),
     ("SMG_VLLM_ENCODER_INPUT_DTYPE", "transport.vllm_dtype", None, "BF16", "bfloat16", "int8"),
-    ("SMG_MM_PIXEL_CACHE_MB", "media.pixel_cache_mb", 0, "0", 0, "abc"),
+    ("SMG_MM_PIXEL_CACHE_MB", "media.pixel_cache_mb", 0, "64", 64, "abc"),
     ("MEDIAGATE_API_KEY", "server.api_key", None, "k", "k", None),
 ]
 LEGACY = [
@@ -370,7 +371,6 @@ def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
             "--multimodal-tensor-transport rdma: this version does not yet have an RDMA",
         ),
         ("--mm-processing worker", "--mm-processing worker: this version does not yet have media references"),
-        ("--mm-pixel-cache-mb 64", "--mm-pixel-cache-mb 64: this version does not yet have a pixel cache"),
         ("--policy cache_aware", "round_robin, random, power_of_two, consistent_hashing"),
         ("--policy prefix_hash", "round_robin, random, power_of_two, consistent_hashing"),
     ]:
@@ -381,7 +381,6 @@ def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
         ("SMG_MM_PROCESSING", "worker"),
         ("SMG_MM_TENSOR_TRANSPORT", "rdma"),
         ("SMG_TOKENSPEED_MM_TENSOR_TRANSPORT", "rdma"),
-        ("SMG_MM_PIXEL_CACHE_MB", "64"),
         ("SMG_MM_PIXEL_RDMA", "1"),
         ("SMG_RDMA_LISTEN_IP", "10.0.0.1"),
         ("SMG_RDMA_SLOT_TTL_S", "30"),
