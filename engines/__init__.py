@@ -1,1 +1,1 @@
-"""Everything between the gateway and an inference engine: contract, workers, channel, transports, one file per engine."""
+"""Everything between the gateway and an inference engine: contract, workers, channel, transports, one file each."""

@@ -14,9 +14,9 @@ from engines.base import EngineError, EngineRequest, Form, MediaBatch, Modality
 from engines.dispatch import Dispatcher, Outlook
 from engines.registry import Registry
 from engines.worker import Worker
-from pipeline.admission import InflightMedia
+from pipeline.admission import Backlog, InflightMedia
 from pipeline.config import Config
-from pipeline.encode import Encoder, Look, batches
+from pipeline.encode import Encoder, Look, batches, tensor_bytes
 from pipeline.errors import GatewayError, engine_failure
 from pipeline.intake import Receiver
 from pipeline.logs import mm_timing
@@ -48,6 +48,7 @@ class Preparation:
         encoder: Encoder,
         dispatcher: Dispatcher,
         inflight: InflightMedia,
+        backlog: Backlog,
         metrics: Metrics,
     ) -> None:
         self._config = config
@@ -56,6 +57,7 @@ class Preparation:
         self._encoder = encoder
         self._dispatcher = dispatcher
         self._inflight = inflight
+        self._backlog = backlog
         self._metrics = metrics
 
     async def run(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> Prepared:
@@ -89,6 +91,10 @@ class Preparation:
             pixels = await self._encoder.encode(model, intake, looks, form, outlook, ticket)
             return self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
 
+        ahead = sum(tensor_bytes(look.measured, outlook.form) for look in in_order)
+        with ticket.stage("admit"):
+            ticket.unread = await self._backlog.enter(model.model, len(outlook.workers), ahead)
+        ticket.custody.keep(ticket.unread.release)
         request = await encoded(outlook.form)
         if self._config.media.log_timing:
             _log_timing(plan, ticket, expand_s, len(ids), len(expanded.ids))

@@ -159,6 +159,15 @@ class Media(msgspec.Struct, frozen=True):
         | None
     ) = None
     inflight_wait_s: Annotated[float, seconds(MEDIA, "", "Longest wait for room in flight.")] = 2.0
+    unread_bytes_per_worker: Annotated[
+        int,
+        size(
+            MEDIA,
+            "--mm-unread-bytes-per-worker",
+            "Tensors made ahead of what a model's workers have read, for each worker; 0 = no bound.",
+            ge=0,
+        ),
+    ] = 256 << 20
     allowed_domains: (
         Annotated[
             tuple[str, ...],
@@ -195,14 +204,13 @@ class Media(msgspec.Struct, frozen=True):
         setting(
             MEDIA,
             "--mm-pixel-cache-mb",
-            "Cache of preprocessed images; 0 = off.",
+            "Cache of preprocessed images, within the shared memory below; 0 = off.",
             variable="SMG_MM_PIXEL_CACHE_MB",
             deprecated=True,
             bad_variable="SMG_MM_PIXEL_CACHE_MB is not a number; pixel cache stays off",
             ge=0,
             unit="MiB",
             in_parser=True,
-            later={"*": "a pixel cache"},
         ),
     ] = 0
     log_timing: Annotated[

@@ -199,7 +199,7 @@ async def test_media_over_the_whole_budget_are_413_at_once() -> None:
 
 
 async def test_media_wait_for_room_and_the_queue_holds_one_budget() -> None:
-    """SMG's measured behaviour: the second waits and gets 429, a third that would overfill the queue gets it at once."""
+    """As SMG, measured: the second waits and gets 429, a third that would overfill the queue gets it at once."""
     rejected = Rejections()
     media = InflightMedia(1000, 0.05, rejected, ignore)
     first = await media.enter(900)
