@@ -63,20 +63,25 @@ def bicubic(image: Image.Image, height: int, width: int) -> NDArray[np.float32]:
     pixels = np.asarray(image)
     down, across = _taps(image.height, height), _taps(image.width, width)
     found = np.empty((height, width, 3), np.float32)
-    scratch = np.empty((2, _BLOCK_ROWS, image.width, 3), np.float32)
+    scratch = np.empty((2, _BLOCK_ROWS, image.width * 3), np.float32)
     for top in range(0, height, _BLOCK_ROWS):
         rows = slice(top, min(top + _BLOCK_ROWS, height))
         product, mixed = scratch[:, : rows.stop - top]
         mixed[...] = 0
         for places, weights in down:
-            np.multiply(pixels[places[rows]], weights[rows, None, None], out=product, dtype=np.float32)
+            product[...] = pixels[places[rows]].reshape(product.shape)
+            np.multiply(product, weights[rows, None], out=product)
             mixed += product
-        found[rows] = sum(mixed[:, places] * weights[:, None] for places, weights in across)
+        lines = mixed.reshape(-1, image.width, 3)
+        found[rows] = sum(np.take(lines, places, axis=1) * weights[:, None] for places, weights in across)
     return found
 
 
 def _taps(source: int, target: int) -> Sequence[tuple[NDArray[np.intp], NDArray[np.float32]]]:
-    """For each of the four taps: where it lies for every output pixel, and its weight.  torch computes in float32."""
+    """For each of the four taps: where it lies for every output pixel, and its weight.  torch computes in float32.
+
+    Taps that weigh nothing are left out: at odd whole scales only one is left.
+    """
     scale = np.float32(source) / np.float32(target)
     centres = (np.arange(target, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     first = np.floor(centres)
@@ -91,7 +96,7 @@ def _taps(source: int, target: int) -> Sequence[tuple[NDArray[np.intp], NDArray[
 
     weights = (outer(t + 1), inner(t), inner(1 - t), outer(2 - t))
     places = first.astype(np.intp)
-    return [(np.clip(places + tap - 1, 0, source - 1), weight) for tap, weight in enumerate(weights)]
+    return [(np.clip(places + tap - 1, 0, source - 1), weight) for tap, weight in enumerate(weights) if weight.any()]
 
 
 def narrowed(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

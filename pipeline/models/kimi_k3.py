@@ -7,11 +7,9 @@ and the `direct` vectors of our references; it resizes with stock Pillow, up to 
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from engines.base import Modality
@@ -23,7 +21,7 @@ from pipeline.transforms import BICUBIC, resize
 _BEGIN, _CONTENT, _END = "<|media_begin|>", "<|media_content|>", "<|media_end|>"
 _DEFAULT_BOARD = {"pattern": "chessboard"}
 _STAGES = ("after_resize", "before_resize")
-_BLOCK_ROWS = 32
+_BLOCK_ROWS = 16
 
 
 class KimiK3(KimiVision):
@@ -79,26 +77,26 @@ class KimiK3(KimiVision):
 
 
 def over_chessboard(picture: Image.Image, board: Chessboard) -> Image.Image:
-    """An RGBA picture as RGB over the board.  Two look-up tables, one for each gray, hold the float32 arithmetic."""
-    pixels = np.asarray(picture)
-    blended = np.empty((picture.height, picture.width, 3), np.uint8)
-    table = _blends(board.light, board.dark)
-    columns = np.arange(picture.width, dtype=np.intp) // board.square
+    """An RGBA picture as RGB over the board, a channel and a few rows at a time: the scratch stays in L2."""
+    size = picture.height, picture.width
+    bands = [np.frombuffer(picture.tobytes("raw", band), np.uint8).reshape(size) for band in "RGBA"]
+    blended = [np.empty(size, np.uint8) for _ in "RGB"]
+    squares = np.arange(picture.width) // board.square % 2
+    backs = np.where([squares, 1 - squares], np.float32(board.dark), np.float32(board.light))
+    share, rest, values = np.empty((3, _BLOCK_ROWS, picture.width), np.float32)
     for top in range(0, picture.height, _BLOCK_ROWS):
-        block = pixels[top : top + _BLOCK_ROWS]
-        rows = np.arange(top, top + len(block), dtype=np.intp) // board.square
-        backs = ((rows[:, None] + columns) % 2 << 16) + (block[..., 3].astype(np.intp) << 8)
-        np.take(table, backs[..., None] + block[..., :3], out=blended[top : top + len(block)], mode="clip")
-    return Image.fromarray(blended)
-
-
-@lru_cache(maxsize=4)
-def _blends(light: int, dark: int) -> NDArray[np.uint8]:
-    """Over light, then over dark: [2 * 256 * 256] by alpha, then value."""
-    share = np.arange(256, dtype=np.float32)[:, None] / np.float32(255)
-    value = np.arange(256, dtype=np.float32)
-    found = [share * value + (1 - share) * np.float32(back) for back in (light, dark)]
-    return np.stack(found).astype(np.uint8).reshape(-1)
+        rows = slice(top, min(top + _BLOCK_ROWS, picture.height))
+        alpha, uncovered, value = share[: rows.stop - top], rest[: rows.stop - top], values[: rows.stop - top]
+        alpha[...] = bands[3][rows]
+        np.divide(alpha, np.float32(255), out=alpha)
+        np.subtract(np.float32(1), alpha, out=uncovered)
+        np.multiply(uncovered, backs[np.arange(top, rows.stop) // board.square % 2], out=uncovered)
+        for band, found in zip(bands, blended, strict=False):  # the alpha band has nowhere to go
+            value[...] = band[rows]
+            np.multiply(value, alpha, out=value)
+            np.add(value, uncovered, out=value)
+            found[rows] = value  # cut off to whole levels
+    return Image.merge("RGB", [Image.fromarray(found) for found in blended])
 
 
 def _gray(board: Mapping[str, Any], name: str, default: int) -> int:
