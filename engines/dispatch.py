@@ -71,8 +71,9 @@ class DispatchSettings(msgspec.Struct, frozen=True):
 class Outlook(msgspec.Struct, frozen=True):
     """What tensors should be made for, before a worker is chosen.
 
-    `form`: what most candidates want.  `by_segment`: whether every candidate of that form reads shared memory, so that
-    pool processes should write there.  `min_segment_bytes`: smallest tensor one of them takes that way.
+    `form`: one candidate's, by chance, so that in a fleet of two forms every worker gets its share.  `by_segment`:
+    whether every candidate of that form reads shared memory, so that pool processes should write there.
+    `min_segment_bytes`: smallest tensor one of them takes that way.
     """
 
     form: Form
@@ -106,10 +107,11 @@ class Dispatcher:
     ) -> "Generation":
         """A generation to iterate; nothing happens before the first step.
 
-        `remake(form)` makes the request's tensors again in another form; without it only workers of the request's
-        form are used.  `on_media_free(consumed)`: see the head of this file; `consumed` is what `SharedSegment.settle`
-        wants to know.  `on_media_read()` comes once, before: the worker has taken the tensors from us (message drained,
-        segments read), or has not for a while and may be waiting for something; what else is made for it can go on.
+        `remake(form)` makes the request's tensors again in another form, once nothing reads those made before; without
+        it only workers of the request's form are used.  `on_media_free(consumed)`: see the head of this file;
+        `consumed` is what `SharedSegment.settle` wants to know.  `on_media_read()` comes once, before: the worker has
+        taken the tensors from us (message drained, segments read), or has not for a while and may be waiting for
+        something; what else is made for it can go on.
         """
         return Generation(self, request, routing_key, remake, _Media(on_media_read, on_media_free))
 
@@ -117,7 +119,7 @@ class Dispatcher:
         """Raises NoWorker and ModalityRefused, as `generate` would."""
         workers = self._able(self._registry.workers_of(model), model, modalities)
         forms = [self.form_of(worker) for worker in workers]
-        form = max(forms, key=forms.count)
+        form = random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
         by_segment = all(self.transport.reads_segments(worker) for worker in fitting)
         return Outlook(form, by_segment, min(map(self.transport.min_bytes, fitting)), fitting)
@@ -263,6 +265,7 @@ class Generation:
             request, self._routing_key, self.worker, any_form=self._remake is not None
         )
         if self._remake is not None and not self._dispatcher.fits(request, self.worker):
+            await self._media.drained()
             self._request = await self._remake(self._dispatcher.form_of(self.worker))
         return self.worker
 
@@ -293,15 +296,22 @@ class _Media:
         self._on_free = on_free
         self._verdict: bool | None = None
         self._streams = 0
+        self._drains: list[Drain] = []
 
     def reading(self, drain: Drain) -> None:
         self._streams += 1
+        self._drains.append(drain)
         drain.add_done_callback(self._drained)
 
     def read(self) -> None:
         on_read, self._on_read = self._on_read, None
         if on_read is not None:
             on_read()
+
+    async def drained(self) -> None:
+        """Until no stream reads the tensors; a connection that keeps them is aborted (`engines.link`)."""
+        for drain in self._drains:
+            await drain.wait()
 
     def consumed(self) -> None:
         self._decide(True)

@@ -23,7 +23,7 @@ from pipeline.logs import mm_timing
 from pipeline.metrics import Metrics
 from pipeline.plan import MediaPlan, ServedModel, check_hints, check_items, check_length
 from pipeline.prompt import Expanded, check_anchors, expand
-from pipeline.ticket import Ticket
+from pipeline.ticket import Custody, Ticket
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -87,9 +87,24 @@ class Preparation:
 
         outlook = self._outlook(model, plan)
 
+        budget = Custody()
+        ticket.custody.keep(budget.close)
+
         async def encoded(form: Form) -> EngineRequest:
             pixels = await self._encoder.encode(model, intake, looks, form, outlook, ticket)
             return self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
+
+        async def budgeted(request: EngineRequest) -> EngineRequest:
+            with ticket.stage("admit"):
+                budget.keep((await self._inflight.enter(request.media_bytes)).release)
+            ticket.tensor_bytes = request.media_bytes
+            return request
+
+        async def remade(form: Form) -> EngineRequest:
+            """What was made before goes first: a request that waits for room must not hold some of it."""
+            ticket.media.close()
+            budget.close()
+            return await budgeted(await encoded(form))
 
         ahead = sum(tensor_bytes(look.measured, outlook.form) for look in in_order)
         with ticket.stage("admit"):
@@ -101,11 +116,7 @@ class Preparation:
         is_uniform = all(self._dispatcher.form_of(worker) == outlook.form for worker in candidates)
         if is_uniform:
             ticket.inputs.close()
-
-        with ticket.stage("admit"):
-            ticket.custody.keep((await self._inflight.enter(request.media_bytes)).release)
-        ticket.tensor_bytes = request.media_bytes
-        return Prepared(request, None if is_uniform else encoded)
+        return Prepared(await budgeted(request), None if is_uniform else remade)
 
     def _outlook(self, model: ServedModel, plan: MediaPlan) -> Outlook:
         """What tensors to make, before a worker is chosen; no worker that could take them is an answer of its own."""

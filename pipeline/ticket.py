@@ -82,9 +82,12 @@ class Ticket:
             self.unread.release()
 
     def media_free(self, consumed: bool) -> None:
-        """Nothing reads the tensors any more; `consumed`: the engine answered after reading them."""
+        """Nothing reads the tensors any more or makes them again; `consumed`: the engine answered after reading
+        them.
+        """
         self.media_consumed = consumed
         self.media.close()
+        self.inputs.close()
 
     def _close_media(self) -> None:
         if not self._dispatched:

@@ -115,6 +115,12 @@ class Engine:
         process.stdin.close()
         process.stdout.close()
 
+    def kill(self) -> None:
+        """As a crash: no goodbye to anybody."""
+        assert self._process is not None
+        self._process.kill()
+        self.wait()
+
     def wait(self) -> int:
         """Until it has ended by itself; its exit code."""
         assert self._process is not None

@@ -1,0 +1,143 @@
+"""Engine workers come, go, flap and differ from each other; clients notice nothing they could not be spared."""
+
+import concurrent.futures
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.running import Answer, Engine, Running, image_part, picture, running, text_part, until
+from tests.e2e.test_stopping import Stream
+
+PHOTO = picture(1080, 1920, kind="JPEG")
+RAW = ("--label", "mm_device_do_normalize=true")
+SLOW = ("--token-ms=25", "--tokens-per-chunk=1")
+
+
+@pytest.fixture
+def late_engine() -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory(prefix="mediagate-test-") as folder:
+        engine = Engine(Path(folder), *SLOW)
+        yield engine
+        engine.stop()
+
+
+def test_a_worker_that_is_added_later_and_removed(late_engine: Engine) -> None:
+    with running("--drain-settle-secs=1", engines=[]) as gateway:
+        assert gateway.call("GET", "/readiness").json["reason"] == "insufficient healthy workers"
+        assert gateway.chat("hi").error == (404, "model_not_found")
+        assert gateway.call("GET", "/v1/models").error == (503, "no_models_available")
+        added = gateway.call("POST", "/workers", {"url": late_engine.url})
+        assert added.status == 202 and added.json["status"] == "accepted"
+        location = added.headers["location"]
+        assert location == f"/workers/{added.json['worker_id']}"
+        until(gateway.ready)
+        assert gateway.call("GET", location).json["is_healthy"]
+        stream = Stream(gateway, [image_part(PHOTO), text_part("?")])
+        stream.until(b"I")
+
+        assert gateway.call("DELETE", location).status == 202
+        assert not gateway.ready()
+        assert gateway.call("GET", location).json["status"] == "draining"
+        assert gateway.chat("hi").error == (503, "no_available_workers")
+        assert stream.until(b"[DONE]").endswith(b"data: [DONE]\n")
+        stream.close()
+        until(lambda: gateway.call("GET", location).status == 404)
+        assert gateway.chat("hi").status in (404, 503) and gateway.workers() == []
+        assert late_engine.url not in "".join(line for line in gateway.metrics().splitlines() if "worker=" in line)
+
+        assert gateway.call("POST", "/workers", {"url": late_engine.url}).status == 202
+        until(gateway.ready)
+        assert gateway.chat("hi").status == 200
+
+
+def ask_many(gateway: Running, count: int, *, meanwhile: object = None, size: int = 8) -> list[Answer]:
+    """`count` requests with a picture, eight at a time; `meanwhile()` is called in the middle."""
+    content = [image_part(picture(300, 500)), text_part("?")]
+    with concurrent.futures.ThreadPoolExecutor(size) as clients:
+        asked = [clients.submit(gateway.chat, content) for _ in range(count)]
+        if callable(meanwhile):
+            asked[count // 3].result()
+            meanwhile()
+        return [one.result() for one in asked]
+
+
+def test_one_of_two_dies_and_no_request_is_lost() -> None:
+    with running(engines=[("--token-ms=2",), ("--token-ms=2",)]) as gateway:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        answers = ask_many(gateway, 60, meanwhile=gateway.engines[0].kill)
+        assert {answer.status for answer in answers} == {200}
+        assert gateway.engines[0].seen("generate") and gateway.engines[1].seen("generate")
+        assert gateway.ready()
+        gateway.given_back()
+
+
+def test_health_that_flaps(tmp_path: Path) -> None:
+    flag = tmp_path / "unwell"
+    flags = ["--health-failure-threshold=1", "--health-success-threshold=1"]
+    with running(*flags, engines=[("--unhealthy-file", str(flag)), ()]) as gateway:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        for _ in range(2):
+            flag.touch()
+            until(lambda: not gateway.workers()[0]["is_healthy"])
+            assert gateway.metric(f'smg_worker_health{{worker="{gateway.engines[0].url}"}}') == 0
+            before = len(gateway.engines[0].seen("generate"))
+            assert {answer.status for answer in ask_many(gateway, 10)} == {200}
+            assert len(gateway.engines[0].seen("generate")) == before
+            flag.unlink()
+            until(lambda: gateway.workers()[0]["is_healthy"])
+            assert {answer.status for answer in ask_many(gateway, 10)} == {200}
+            assert len(gateway.engines[0].seen("generate")) > before
+
+
+def test_one_unwell_worker_is_503_until_it_is_well(tmp_path: Path) -> None:
+    flag = tmp_path / "unwell"
+    flags = ["--health-failure-threshold=1", "--health-success-threshold=1"]
+    with running(*flags, engine=("--unhealthy-file", str(flag))) as gateway:
+        flag.touch()
+        until(lambda: not gateway.ready())
+        refused = gateway.chat("hi")
+        assert refused.error == (503, "no_available_workers") and refused.headers["retry-after"] == "1"
+        flag.unlink()
+        until(gateway.ready)
+        assert gateway.chat("hi").status == 200
+
+
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+@pytest.mark.parametrize("first", ["raw", "float"])
+def test_a_fleet_of_two_forms(transport: str, first: str) -> None:
+    """One normalises pixels itself, the other does not; a stand-in refuses the wrong form."""
+    engines = [RAW, ()] if first == "raw" else [(), RAW]
+    with running("--multimodal-tensor-transport", transport, engines=engines) as gateway:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        answers = ask_many(gateway, 40)
+        assert {answer.status for answer in answers} == {200}
+        forms = [re.search(r"pixel_values (\w+)", answer.text)[1] for answer in answers]  # type: ignore[index]
+        assert {*forms} == {"uint8", "float32"}, "every worker has its share"
+        assert not [line for engine in gateway.engines for line in engine.seen("refused")]
+        gateway.given_back()
+
+
+def test_the_other_form_is_made_when_a_worker_fails() -> None:
+    """Made for the first worker, refused by it, made again for the second from what was kept."""
+    engines = [(*RAW, "--fault", "refuse=UNAVAILABLE"), ()]
+    with running("--retry-initial-backoff-ms=1", engines=engines) as gateway:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        answers = ask_many(gateway, 10, size=2)
+        assert {answer.status for answer in answers} == {200}
+        assert all("pixel_values float32" in answer.text for answer in answers)
+        assert gateway.engines[0].seen("generate")
+        gateway.given_back()
+
+
+def test_the_other_form_is_made_in_a_tight_ring() -> None:
+    """Outputs of 57 MiB: the raw tensor (12 MB) and the float one (50 MB) do not fit together."""
+    flags = ["--pool-ring-bytes=79691776", "--request-timeout-secs=10", "--retry-initial-backoff-ms=1"]
+    with running(*flags, engines=[(*RAW, "--fault", "refuse=UNAVAILABLE"), ()]) as gateway:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        with concurrent.futures.ThreadPoolExecutor(4) as clients:
+            asked = [clients.submit(gateway.chat, [image_part(PHOTO)]) for _ in range(8)]
+            assert [one.result().status for one in asked] == [200] * 8
+        gateway.given_back()
