@@ -15,6 +15,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from tools.fake.tensors import Reader, Refused, SeenTensor
 
+_STATED_COUNTS = ("types_per_image", "tokens_per_item", "num_img_tokens")  # DeepSeek-V4.1, Inkling, Phi-3
 _HASH = re.compile(r"[0-9a-f]{64}")
 _WORDS = {0: "image", common_pb2.IMAGE: "image", common_pb2.AUDIO: "audio", common_pb2.VIDEO: "video"}
 
@@ -42,8 +43,13 @@ class SeenBatch:
     token_id: int
 
     @property
+    def grid_name(self) -> str:
+        """Kimi says `grid_thws` for what the other grid models call `image_grid_thw`."""
+        return "grid_thws" if "grid_thws" in self.tensors else f"{self.modality}_grid_thw"
+
+    @property
     def grids(self) -> list[list[int]] | None:
-        grid = self.tensors.get(f"{self.modality}_grid_thw")
+        grid = self.tensors.get(self.grid_name)
         return grid.rows() if grid is not None else None
 
 
@@ -163,11 +169,12 @@ def _layout(batch: Any, seen: SeenBatch) -> None:
 
 
 def _feature_counts(seen: SeenBatch, expected: Expectations) -> list[int | None]:
-    """Feature tokens of every item as its grid says; None for a model without grids."""
+    """Feature tokens of every item as its grid says, or the tensor that states them; None where nothing tells."""
     grids = seen.grids
     if grids is None:
-        return [None] * len(seen.ranges)
-    name = f"{seen.modality}_grid_thw"
+        stated = next((seen.tensors[name] for name in _STATED_COUNTS if name in seen.tensors), None)
+        return [None] * len(seen.ranges) if stated is None else [int(count) for count in stated.values]
+    name = seen.grid_name
     if len(grids) != len(seen.ranges):
         raise Refused(f"{name} has {len(grids)} rows for {len(seen.ranges)} items")
     if any(side % expected.merge or not side for _, height, width in grids for side in (height, width)):

@@ -43,7 +43,7 @@ def _batch(batch: SeenBatch) -> str:
     grids = batch.grids
     listed = []
     for at, ((offset, length), digest) in enumerate(zip(batch.ranges, batch.hashes, strict=True)):
-        grid = f"{batch.modality}_grid_thw {grids[at]}, " if grids is not None else ""
+        grid = f"{batch.grid_name} {grids[at]}, " if grids is not None else ""
         listed.append(
             f"{grid}{length} {batch.modality} tokens at {offset}..{offset + length - 1}, blake3 {digest[:12]}..."
         )
