@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--journal", type=Path, help="write one JSON line for every request to this file")
     parser.add_argument("--fault", default="", metavar="WORDS", help="meets every request without a marker of its own")
     parser.add_argument("--unhealthy-file", type=Path, help="unhealthy as long as this file exists")
+    parser.add_argument("--keep-names", action="store_true", help="do not unlink shared-memory segments")
     parser.add_argument("--with-stdin", action="store_true", help="end when standard input ends (with the parent)")
     return parser
 
@@ -76,6 +77,7 @@ async def _serve(options: argparse.Namespace) -> None:
         light=options.light,
         fault=options.fault,
         unhealthy_file=options.unhealthy_file,
+        keeps_names=options.keep_names,
     )
     journal = options.journal.open("a") if options.journal else None
     limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]

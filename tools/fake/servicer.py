@@ -63,6 +63,7 @@ class Settings:
     light: bool = False
     fault: str = ""
     unhealthy_file: Path | None = None
+    keeps_names: bool = False
 
 
 def namespace_id() -> str:
@@ -91,7 +92,7 @@ class Engine(rpc.VllmEngineServicer):
         self._tokenizer = Tokenizer.from_file(str(settings.bundle / "tokenizer.json"))
         self._config = json.loads((settings.bundle / "config.json").read_text())
         self._started, self._running = time.time(), 0
-        self._reader, self._script = Reader(), Script(settings.fault)
+        self._reader, self._script = Reader(keeps_names=settings.keeps_names), Script(settings.fault)
         self._aborted: set[str] = set()
         self._archive = bundle_archive(settings.bundle)
         self._ends = _end_tokens(settings.bundle, self._config)

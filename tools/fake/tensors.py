@@ -44,10 +44,13 @@ class SeenTensor:
 
 
 class Reader:
-    """Reads tensors; `light` skips digests and the look at every value."""
+    """Reads tensors; `light` skips digests and the look at every value.  `keeps_names`: leaves segments where they are,
+    as an engine told not to unlink does.
+    """
 
-    def __init__(self, directory: str = "/dev/shm") -> None:
+    def __init__(self, directory: str = "/dev/shm", *, keeps_names: bool = False) -> None:
         self._directory = directory
+        self._keeps_names = keeps_names
         self._buffer = bytearray()
 
     def read(self, name: str, tensor: Any, *, light: bool) -> SeenTensor:
@@ -89,8 +92,9 @@ class Reader:
             return self._fill(name, descriptor, handle.offset, handle.nbytes)
         finally:
             os.close(descriptor)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            if not self._keeps_names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def _fill(self, name: str, descriptor: int, offset: int, nbytes: int) -> memoryview:
         if len(self._buffer) < nbytes:
