@@ -112,7 +112,7 @@ def through_png(case: Any) -> Image.Image:
 def equals_reference(served: Served, case: Any) -> None:
     """Grid, token count, shape and every bit of the float32 tensor against the reference's torchvision backend."""
     expected = case["backends"]["torchvision"]
-    measured, out = served.encode(through_png(case))
+    measured, out = served.encode(through_png(case), hints=Hints(max_long_side=case.get("max_long_side_pixel")))
     tensor = expected["tensors"]["pixel_values"]
     assert measured.side["image_grid_thw"].values == tuple(expected["tensors"]["image_grid_thw"]["values"][0])
     assert measured.side["patches_per_image"].values == (tensor["shape"][0],)

@@ -28,6 +28,11 @@ def test_pixels_equal_the_reference(case: Any) -> None:
     equals_reference(served(), case)
 
 
+@pytest.mark.parametrize("case", picture_cases("minimax_m3_long_side"), ids=lambda case: case["name"])
+def test_long_side_mode_equals_vllm(case: Any) -> None:
+    equals_reference(served(), case)
+
+
 @pytest.mark.parametrize(
     ("height", "width", "tokens"), [(28, 28, 4), (56, 84, 6), (1080, 1920, 576), (2048, 2048, 576), (40, 200, 7)]
 )

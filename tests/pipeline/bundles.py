@@ -1,10 +1,14 @@
-"""Model bundles of tests/data/bundles, put together in a temporary folder and loaded once for the whole run."""
+"""Model bundles of tests/data/bundles, put together in a temporary folder and loaded once for the whole run.
+
+`python -m tests.pipeline.bundles FOLDER` adds one.
+"""
 
 import functools
 import hashlib
 import json
 import lzma
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -43,3 +47,22 @@ def bundle(name: str) -> Bundle:
     """The loaded bundle; its folder is gone already, as after a worker's archive."""
     with tempfile.TemporaryDirectory() as folder:
         return load_bundle(unpack_bundle(name, Path(folder)))
+
+
+def pack_bundle(folder: Path) -> str:
+    """Add a folder with config.json, preprocessor_config.json, tokenizer.json and a chat template to the test bundles;
+    its name.
+    """
+    tokenizer = (folder / "tokenizer.json").read_bytes()
+    digest = hashlib.sha256(tokenizer).hexdigest()[:12]
+    packed = DATA / "tokenizers" / f"{digest}.json.xz"
+    if not packed.exists():
+        packed.write_bytes(lzma.compress(tokenizer, preset=9))
+    shutil.copytree(folder, DATA / folder.name, ignore=shutil.ignore_patterns("tokenizer.json"))
+    listed = dict(sorted({**DIGESTS, folder.name: digest}.items()))
+    (DATA / "tokenizers.json").write_text(json.dumps(listed, indent=1) + "\n")
+    return folder.name
+
+
+if __name__ == "__main__":
+    print(pack_bundle(Path(sys.argv[1]).resolve()))
