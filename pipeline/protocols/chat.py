@@ -17,6 +17,8 @@ from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.parts import decode_body, raw_string
 
+UINT32 = 2**32 - 1  # what engines' messages hold
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -24,7 +26,7 @@ class MediaUrl(msgspec.Struct, frozen=True):
     """`url` stays raw JSON: a data URL of megabytes is looked at once, here, and copied once, into its span."""
 
     url: msgspec.Raw
-    max_long_side_pixel: int | None = None
+    max_long_side_pixel: Annotated[int, Meta(le=UINT32)] | None = None
     fps: float | None = None
 
 
@@ -57,11 +59,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=UINT32)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=UINT32)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=UINT32)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -69,11 +71,11 @@ class ChatRequest(msgspec.Struct, frozen=True):
     seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
     stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
-    stop_token_ids: list[Annotated[int, Meta(ge=0, le=2**32 - 1)]] | None = None
+    stop_token_ids: list[Annotated[int, Meta(ge=0, le=UINT32)]] | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=UINT32)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -107,30 +109,41 @@ _PART_AT = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\]")
 _URL_MODALITIES = {"image_url": Modality.IMAGE, "video_url": Modality.VIDEO, "audio_url": Modality.AUDIO}
 
 
-def read(body: bytes | bytearray) -> ChatRequest:
-    """The request; GatewayError for what does not parse, is out of range or belongs to a later version.
+class MalformedPart(GatewayError):
+    """A content part of the wrong shape: `unsupported_content_part` by its own type, as the peer answers.
 
-    A content part of the wrong shape is `unsupported_content_part` by its own type, as the peer answers.
+    `model`: the one asked for, as an unknown model is to be told first.
     """
+
+    def __init__(self, kind: str, model: str) -> None:
+        super().__init__("unsupported_content_part", _unsupported_text(kind))
+        self.model = model
+
+
+def read(body: bytes | bytearray) -> ChatRequest:
+    """The request; GatewayError for what does not parse, is out of range or belongs to a later version."""
     try:
         request = decode_body(_DECODER, body)
     except GatewayError as error:
         place = _PART_AT.match(error.param or "")
         if place is None or error.code == "invalid_json":
             raise
-        raise unsupported(_type_of_part(body, int(place[1]), int(place[2]))) from None
+        raise _malformed(body, int(place[1]), int(place[2])) from None
     check_fields(request)
     return request
 
 
-def _type_of_part(body: bytes | bytearray, message: int, part: int) -> str:
-    """What a part that does not parse calls itself."""
+def _malformed(body: bytes | bytearray, message: int, part: int) -> GatewayError:
+    """What a part that does not parse calls itself, and whom it was for."""
     try:
-        found = msgspec.json.decode(body)["messages"][message]["content"][part]
+        whole = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # what comes behind the part is no JSON at all
-        found = None
+        return unsupported("<missing>")
+    found = whole["messages"][message]["content"][part]
     kind = found.get("type") if isinstance(found, dict) else None
-    return kind if isinstance(kind, str) else "<missing>"
+    kind = kind if isinstance(kind, str) else "<missing>"
+    model = whole.get("model")
+    return MalformedPart(kind, model) if isinstance(model, str) else unsupported(kind)
 
 
 def check_fields(request: ChatRequest) -> None:
@@ -264,8 +277,8 @@ def template_message(index: int, message: Message, parts: list[MediaPart]) -> di
     found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if isinstance(message.content, list):
         found["content"] = [template_part(part, message.role, parts) for part in message.content]
-    else:
-        found["content"] = message.content
+    else:  # an assistant's null beside tool calls: many templates iterate over what is no string
+        found["content"] = message.content or ""
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)
@@ -292,9 +305,11 @@ def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsupported(kind: str) -> GatewayError:
-    return GatewayError(
-        "unsupported_content_part", f'Unsupported chat content part type "{kind[:80]}" for gRPC backends'
-    )
+    return GatewayError("unsupported_content_part", _unsupported_text(kind))
+
+
+def _unsupported_text(kind: str) -> str:
+    return f'Unsupported chat content part type "{kind[:80]}" for gRPC backends'
 
 
 def template_part(part: Part, role: str, parts: list[MediaPart]) -> dict[str, Any]:

@@ -104,7 +104,11 @@ class ChatRoute:
         with ticket.stage("admit"):
             body, grant = await read_body(request, self._bodies, self._config.server.max_payload_bytes)
         try:
-            asked = chat.read(body)
+            try:
+                asked = chat.read(body)
+            except chat.MalformedPart as error:
+                self._catalog.serving(error.model)  # an unknown model is told before a bad part (order of SMG's checks)
+                raise
             model = self._catalog.serving(asked.model)
             ticket.model = model.model
             plan = chat.plan_of(asked, model.sampling_defaults)

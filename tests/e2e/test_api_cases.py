@@ -65,6 +65,37 @@ def test_the_answer_is_the_decided_one(gateway: Running, case: dict[str, Any]) -
     assert len(gateway.seen()) == before
 
 
+def image_part(**hints: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}", **hints}}
+
+
+BAD_PARTS: dict[str, Any] = {
+    "no type": {"text": "x"},
+    "unknown type": {"type": "hologram"},
+    "a string": "hello",
+    "null": None,
+    "text that is none": {"type": "text", "text": 5},
+    "no URL": {"type": "image_url", "image_url": {}},
+    "a hint as text": image_part(max_long_side_pixel="56"),
+    "a hint of a half": image_part(max_long_side_pixel=56.5),
+    "a hint beyond 32 bits": image_part(max_long_side_pixel=28 * 10**12),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARTS)
+def test_an_unknown_model_is_told_before_a_bad_part(gateway: Running, name: str) -> None:
+    content = [BAD_PARTS[name]]
+    assert gateway.chat(content).error == (400, "unsupported_content_part")
+    assert gateway.chat(content, model="nope").error == (404, "model_not_found")
+
+
+def test_an_assistant_s_null_content_is_an_empty_one(gateway: Running) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}, {"role": "user", "content": "b"}]
+    null = gateway.chat("", messages=turns)
+    empty = gateway.chat("", messages=[turns[0], {"role": "assistant", "content": ""}, turns[2]])
+    assert null.status == 200 and null.json["usage"] == empty.json["usage"]
+
+
 ABSENT: dict[str, dict[str, Any]] = {
     "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
     "functions": {"functions": [{"name": "f"}]},

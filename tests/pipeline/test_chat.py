@@ -41,6 +41,10 @@ def refusal(body: dict[str, Any] | bytes) -> GatewayError:
         ({"n": 0}, "integer_below_min_value", "n"),
         ({"max_tokens": 0}, "integer_below_min_value", "max_tokens"),
         ({"max_tokens": "a"}, "invalid_type", "max_tokens"),
+        ({"max_tokens": 2**32}, "integer_above_max_value", "max_tokens"),  # no engine's message holds it
+        ({"max_completion_tokens": 2**32}, "integer_above_max_value", "max_completion_tokens"),
+        ({"min_tokens": 2**32}, "integer_above_max_value", "min_tokens"),
+        ({"top_k": 2**32}, "integer_above_max_value", "top_k"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "array_above_max_length", "stop"),
         ({"stop": [""]}, "invalid_value", "stop[0]"),
         ({"stop": ""}, "invalid_value", "stop"),
