@@ -13,9 +13,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from engines.base import Modality
 from engines.worker import Worker
@@ -178,12 +179,22 @@ def _guards(
     return found
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What of a worker's generation config a request falls back on; `20.0` is a top_k too."""
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0)] | None = None
+
+
 def _sampling_defaults(text: str | None) -> Mapping[str, Any]:
-    """The worker's generation defaults; what is no JSON object says nothing."""
+    """The worker's generation defaults; what is no JSON object, or out of range, says nothing."""
     if not text:
         return {}
     try:
-        return msgspec.json.decode(text, type=dict[str, int | float | None])
-    except msgspec.DecodeError:
+        return msgspec.structs.asdict(msgspec.json.decode(text, type=SamplingDefaults, strict=False))
+    except (msgspec.DecodeError, UnicodeDecodeError):
         _log.warning("the worker's default_sampling_params_json is not usable value=%s", text[:200])
         return {}
