@@ -73,7 +73,7 @@ def answer_shape(answer: Answer) -> dict[str, Any]:
     """A stream is the list of its events' shapes, repeated ones once."""
     content_type = answer.headers["content-type"]
     if not content_type.startswith("text/event-stream"):
-        return {"content_type": content_type.partition(";")[0], "body": likeness(answer.json)}
+        return {"content_type": content_type, "body": likeness(answer.json)}
     shapes: list[Any] = []
     for event in answer.events:
         shape = event if event == "[DONE]" else likeness(event)
