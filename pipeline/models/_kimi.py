@@ -16,7 +16,8 @@ from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.crops import place
-from pipeline.models._picture import PictureFamily, normalisation, section, whole
+from pipeline.models._picture import PictureFamily
+from pipeline.models._values import normalisation, section, whole
 from pipeline.models.base import BundleConfig, FamilyError, Measured, SideTensor, Source
 from pipeline.transforms import BICUBIC, Normalisation, patchify, resize
 
@@ -68,9 +69,7 @@ class KimiVision(PictureFamily):
             merge=whole(values, ("merge_kernel_size", "merge_size"), 2),
             patch_limit=whole(values, ("in_patch_limit", "max_patches"), self.patch_limit),
             side_limit=whole(
-                {**values, "max_height": section(values, "size").get("max_height")},
-                ("patch_limit_on_one_side", "max_height"),
-                512,
+                values, ("patch_limit_on_one_side",), whole(section(values, "size"), ("max_height",), 512)
             ),
             normalisation=normalisation(values, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
             board=self._board(values),

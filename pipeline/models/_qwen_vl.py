@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from engines.base import Form, Layout, Modality
-from pipeline.models._picture import normalisation, resample, section, whole
+from pipeline.models._values import normalisation, resample, section, whole
 from pipeline.models.base import (
     Anchor,
     BundleConfig,

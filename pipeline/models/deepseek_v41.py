@@ -16,7 +16,8 @@ from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.crops import place
-from pipeline.models._picture import PictureFamily, normalisation, number, section, whole
+from pipeline.models._picture import PictureFamily
+from pipeline.models._values import normalisation, number, section, whole
 from pipeline.models.base import BundleConfig, FamilyError, Measured, SideTensor, Source
 from pipeline.transforms import BICUBIC, Normalisation, patchify, resize
 

@@ -15,8 +15,8 @@ import msgspec
 from PIL import Image
 
 from engines.base import Modality
-from pipeline.models._picture import CLIP_MEAN, CLIP_STD, whole
 from pipeline.models._qwen_vl import Cell, QwenSettings, QwenVision
+from pipeline.models._values import CLIP_MEAN, CLIP_STD, whole
 from pipeline.models.base import Anchor, BundleConfig, FamilyError, Source, Vocabulary
 from pipeline.transforms import refuse_thin, resize
 

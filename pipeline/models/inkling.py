@@ -17,7 +17,8 @@ from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.crops import narrowed
-from pipeline.models._picture import CLIP_MEAN, PictureFamily, normalisation, number, section, whole
+from pipeline.models._picture import PictureFamily
+from pipeline.models._values import CLIP_MEAN, normalisation, number, section, whole
 from pipeline.models.base import (
     BundleConfig,
     FamilyError,
@@ -108,10 +109,8 @@ class Inkling(PictureFamily):
         columns = width // patch + 1
         row = _Row(settings, form, columns)
         target = out.view(np.dtype((np.void, row.run_bytes))).reshape(-1, columns, temporal, patch)
-        for number_of_row in range(len(target)):
-            top = number_of_row * patch
-            runs = row.fill(picture[top : min(top + patch, height)])
-            target[number_of_row] = runs.transpose(1, 0)[:, None]
+        for patches, top in zip(target, range(0, height, patch), strict=True):
+            patches[...] = row.fill(picture[top : top + patch]).transpose(1, 0)[:, None]
 
     def replacement(
         self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality, measured: Measured

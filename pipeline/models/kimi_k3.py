@@ -14,7 +14,8 @@ from PIL import Image
 
 from engines.base import Modality
 from pipeline.models._kimi import Chessboard, KimiSettings, KimiVision
-from pipeline.models._picture import section, token, whole
+from pipeline.models._picture import token
+from pipeline.models._values import section, whole
 from pipeline.models.base import Anchor, BundleConfig, FamilyError, Measured, Replacement, Vocabulary
 from pipeline.transforms import BICUBIC, resize
 

@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.crops import narrowed, place, tiles_by_table
-from pipeline.models._picture import PictureFamily, mean_and_std, number, resample, section, token, whole
+from pipeline.models._picture import PictureFamily, token
+from pipeline.models._values import mean_and_std, number, resample, section, whole
 from pipeline.models.base import (
     Anchor,
     BundleConfig,
@@ -109,21 +111,13 @@ class Llama4(PictureFamily):
         out: NDArray[np.uint8],
     ) -> None:
         """A worker that normalises gets the bytes, the black canvas included."""
+        tiles = measured.primary_shape[0]
+        begin = out.nbytes // tiles * (tiles - 1 if tiles > 1 else 1)  # of the whole picture's tile
         content = resize(frames, *_content(settings, frames.height, frames.width, measured.resized), settings.resample)
-        views = [place(content, *measured.resized)]
-        if measured.primary_shape[0] > 1:
-            views.append(resize(frames, settings.tile, settings.tile, settings.resample))
-        begin = 0
-        for view in views:
-            end = begin + out.nbytes // measured.primary_shape[0] * (view.height * view.width // settings.tile**2)
-            if form.normalised:
-                table = _table(settings.rescale_factor, settings.mean, settings.std)
-                tiles_by_table(view, out[begin:end], side=settings.tile, table=table, dtype=form.dtype)
-            else:
-                patchify(
-                    [view], out[begin:end], patch=settings.tile, merge=1, temporal=1, normalisation=None, dtype="uint8"
-                )
-            begin = end
+        _write(settings, place(content, *measured.resized), form, out[:begin])
+        if tiles > 1:
+            whole_picture = resize(frames, settings.tile, settings.tile, settings.resample)
+            _write(settings, whole_picture, form, out[begin:])
 
     def replacement(
         self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality, measured: Measured
@@ -189,6 +183,15 @@ def _content(settings: Llama4Settings, height: int, width: int, canvas: tuple[in
     if across < down:
         return max(1, min(math.floor(height * across), bounds[0])), bounds[1]
     return bounds[0], max(1, min(math.floor(width * down), bounds[1]))
+
+
+def _write(settings: Llama4Settings, view: Image.Image, form: Form, out: NDArray[np.uint8]) -> None:
+    """The tiles of a picture whose sides are whole tiles."""
+    if form.normalised:
+        table = _table(settings.rescale_factor, settings.mean, settings.std)
+        tiles_by_table(view, out, side=settings.tile, table=table, dtype=form.dtype)
+    else:
+        patchify([view], out, patch=settings.tile, merge=1, temporal=1, normalisation=None, dtype="uint8")
 
 
 @lru_cache(maxsize=4)

@@ -16,16 +16,8 @@ from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.crops import Colour, centre_crop, place
-from pipeline.models._picture import (
-    CLIP_MEAN,
-    CLIP_STD,
-    PictureFamily,
-    mean_and_std,
-    normalisation,
-    resample,
-    section,
-    whole,
-)
+from pipeline.models._picture import PictureFamily
+from pipeline.models._values import CLIP_MEAN, CLIP_STD, mean_and_std, normalisation, resample, section, whole
 from pipeline.models.base import BundleConfig, FamilyError, Measured, MediaError, Source
 from pipeline.transforms import BICUBIC, BILINEAR, MAX_SIDE_RATIO, Normalisation, patchify, resize
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from engines.base import ITEM_BYTES, Form, Layout, Modality
 from pipeline.crops import place
-from pipeline.models._picture import CLIP_MEAN, CLIP_STD, PictureFamily, normalisation, resample, section, whole
+from pipeline.models._picture import PictureFamily
+from pipeline.models._values import CLIP_MEAN, CLIP_STD, normalisation, resample, section, whole
 from pipeline.models.base import BundleConfig, FamilyError, Measured, SideTensor, Source
 from pipeline.models.llava import tower_tokens
 from pipeline.transforms import BICUBIC, BILINEAR, Normalisation, patchify, resize

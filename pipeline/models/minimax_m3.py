@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engines.base import Modality
-from pipeline.models._picture import CLIP_MEAN, CLIP_STD, whole
 from pipeline.models._qwen_vl import Cell, QwenSettings, QwenVision, missing
+from pipeline.models._values import CLIP_MEAN, CLIP_STD, whole
 from pipeline.models.base import (
     Anchor,
     BundleConfig,

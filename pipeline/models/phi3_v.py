@@ -16,7 +16,8 @@ from PIL import Image
 
 from engines.base import ITEM_BYTES, Form, Layout, Modality
 from pipeline.crops import bicubic, narrowed, place
-from pipeline.models._picture import CLIP_MEAN, CLIP_STD, PictureFamily, normalisation, whole
+from pipeline.models._picture import PictureFamily
+from pipeline.models._values import CLIP_MEAN, CLIP_STD, normalisation, whole
 from pipeline.models.base import BundleConfig, Measured, MediaError, SideTensor, Source
 from pipeline.transforms import BILINEAR, Normalisation, patchify, resize
 

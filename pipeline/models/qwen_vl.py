@@ -7,8 +7,8 @@ checkpoints' templates; SMG looks for `<image>`, which their vocabulary lacks.  
 """
 
 from engines.base import Modality
-from pipeline.models._picture import CLIP_MEAN, CLIP_STD
 from pipeline.models._qwen_vl import QwenVision
+from pipeline.models._values import CLIP_MEAN, CLIP_STD
 
 
 class QwenVL(QwenVision):
