@@ -6,7 +6,6 @@ import http.client
 import io
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tools.launch import ROOT, Gateway, stop
+from tools.launch import ROOT, Gateway, free_port, stop
 
 MODEL = "qwen3-vl-demo"
 CHAT = "/v1/chat/completions"
@@ -33,7 +32,6 @@ QUICK = (
     "--health-check-interval-secs=1",
     "--server-timing",
 )
-_READY = re.compile(rb"ready port=(\d+) pid=(\d+)")
 
 
 class Answer:
@@ -82,9 +80,9 @@ class Engine:
     def __init__(self, folder: Path, *flags: str) -> None:
         self._journal = folder / f"journal-{len(list(folder.iterdir()))}"
         self._journal.touch()
-        self.port = 0
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self.start(*flags)
+        self._launch(*flags)
 
     @property
     def url(self) -> str:
@@ -92,6 +90,10 @@ class Engine:
 
     def start(self, *flags: str) -> None:
         """On the same port as before; `flags` are the new life's own."""
+        self._launch(*flags)
+        self.listens()
+
+    def _launch(self, *flags: str) -> None:
         command = [sys.executable, str(ROOT / "tools" / "fake_engine.py"), "--with-stdin", "--port", str(self.port)]
         self._process = subprocess.Popen(
             [*command, "--journal", str(self._journal), *flags],
@@ -99,11 +101,12 @@ class Engine:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
+
+    def listens(self) -> None:
+        """Wait until it does."""
+        assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
-        found = _READY.search(line)
-        assert found, f"the stand-in did not start: {line!r}"
-        self.port = int(found[1])
+        assert line.startswith(b"ready "), f"the stand-in did not start: {line!r}"
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -290,6 +293,8 @@ def running(
         gateway = Gateway(command, [*quick, *urls, *flags], log=folder / "log", environment=environment)
         stack.callback(gateway.stop)
         try:
+            for one in fleet:  # they come up side by side
+                one.listens()
             if wait:
                 gateway.wait_until("/readiness" if fleet else "/liveness")
             yield Running(gateway, fleet)

@@ -20,6 +20,7 @@ SLOW = ("--token-ms=25", "--tokens-per-chunk=1")
 def late_engine() -> Iterator[Engine]:
     with tempfile.TemporaryDirectory(prefix="mediagate-test-") as folder:
         engine = Engine(Path(folder), *SLOW)
+        engine.listens()
         yield engine
         engine.stop()
 

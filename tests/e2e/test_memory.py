@@ -1,0 +1,48 @@
+"""Memory stays where it was: four times as many pictures need no more, pages are touched once, nothing is kept."""
+
+import concurrent.futures
+
+import pytest
+
+from tests.e2e.running import Running, image_part, picture, running, text_part, until
+from tools.load.processes import Watch, memory
+
+CLIENTS = 4
+PHOTOS = [picture(1080, 1920, kind="JPEG", seed=seed) for seed in range(CLIENTS)]
+TENSOR_PAGES = 8160 * 1536 * 4 // 4096
+
+
+def ask(gateway: Running, count: int) -> int:
+    """`count` pictures of 1080p by four clients; the most bytes the gateway's processes and segments took."""
+    with Watch(gateway.gateway.pid, every_s=0.1) as watch, concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
+        asked = [
+            clients.submit(gateway.chat, [image_part(PHOTOS[n % CLIENTS]), text_part("?")], max_tokens=2)
+            for n in range(count)
+        ]
+        assert {one.result().status for one in asked} == {200}
+    return watch.peak()
+
+
+@pytest.mark.parametrize("transport, few", [("inline", 12), ("shm", 30)])  # grpcio takes 0.2 s for 50 MB inline
+def test_four_times_as_many_pictures_take_no_more_memory(transport: str, few: int) -> None:
+    flags = ["--multimodal-tensor-transport", transport, "--pool-ring-bytes=1073741824"]
+    with running(*flags, engine=("--light",)) as gateway:
+        first = ask(gateway, few)
+        faults = gateway.metric("mediagate_page_faults_total")
+        second = ask(gateway, 4 * few)
+        assert second < 1.1 * first, (first, second)
+        per_picture = (gateway.metric("mediagate_page_faults_total") - faults) / (4 * few)
+        assert per_picture < TENSOR_PAGES / 5, "the pages of a tensor are used again"
+        gateway.given_back()
+        print(f"{transport}: {first / 1e6:.0f} MB, then {second / 1e6:.0f} MB; {per_picture:.0f} faults a picture")
+
+
+def test_what_a_large_request_took_is_given_back() -> None:
+    """Four pictures at once, 200 MB of tensors: of the ring a quarter stays touched, the rest goes back in a while."""
+    ring = 268435456
+    with running(f"--pool-ring-bytes={ring}", engine=("--light",)) as gateway:
+        before = memory(gateway.gateway.pid).held
+        assert gateway.chat([image_part(photo) for photo in PHOTOS], max_tokens=2).status == 200
+        gateway.given_back()
+        most = before + ring // 4 + 100_000_000  # and the heaps of two decoders
+        until(lambda: memory(gateway.gateway.pid).held < most, what="pages go back")
