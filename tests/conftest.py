@@ -23,7 +23,7 @@ def _children() -> set[int]:
 
 
 def _segments() -> set[str]:
-    """Files of gateways in /dev/shm, less those of processes that live and are not ours: another gateway may run here."""
+    """Files of gateways in /dev/shm, less those of processes that live and are not ours: others may run here."""
     found = set()
     for name in os.listdir("/dev/shm"):
         owner = re.match(r"(?:smg-tokenspeed|mediagate)-(\d+)-", name)
