@@ -53,7 +53,9 @@ class MediaHost:
         async with sockets() as self._sockets:
             self.base = f"http://127.0.0.1:{self._sockets.port}"
             stopped = asyncio.Event()
-            loop_of += [asyncio.get_running_loop(), stopped]
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(_but_cancellation)
+            loop_of += [loop, stopped]
             started.set()
             await stopped.wait()
 
@@ -159,6 +161,12 @@ class Speaker:
         await self._head(Transfer_Encoding="chunked")
         while True:  # until the other side has had enough
             await self._send(b"%x\r\n%s\r\n" % (len(BLOCK), BLOCK))
+
+
+def _but_cancellation(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio 3.11 reports connections that are cancelled at the end as errors."""
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ import re
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,12 @@ from blake3 import blake3
 from PIL import Image, ImageOps
 
 from tests.e2e.origin import DATA, MediaHost, media_host
-from tests.e2e.running import Answer, Running, data_url, running
+from tests.e2e.running import MODEL, Answer, Running, data_url, running
 from tests.pipeline.bundles import unpack_bundle
 from tools.demo.reference import pixel_values
 
 Case = dict[str, Any]
 
-MODEL = "qwen3-vl"
 CASES: list[Case] = json.loads((DATA / "field_cases" / "cases.json").read_text())
 BY_NAME = {case["name"]: case for case in CASES}
 CHAT = "/v1/chat/completions"
@@ -74,13 +72,14 @@ HOSTS: dict[str, tuple[dict[str, Any], int]] = {
 class Stage:
     """One gateway, its engine and the media host; `play` sends a case and gives answer and what the engine saw."""
 
-    def __init__(self, gateway: Running, host: MediaHost) -> None:
+    def __init__(self, gateway: Running, host: MediaHost, model: str) -> None:
         self.gateway = gateway
         self.host = host
+        self.model = model
 
     def play(self, case: Case) -> Answer:
         base = self.host.serve(case.get("origin", {}), "/" + case["name"])
-        body = {"model": MODEL, **filled(case["body"], base)}
+        body = {"model": self.model, **filled(case["body"], base)}
         return self.gateway.call("POST", case["path"], body, {"X-Request-Id": case["name"]})
 
     def seen(self, case: Case) -> list[dict[str, Any]]:
@@ -94,21 +93,11 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return unpack_bundle("qwen3_vl", tmp_path_factory.mktemp("bundle"))
-
-
-@contextlib.contextmanager
-def staged(bundle: Path, environment: dict[str, str] | None = None) -> Iterator[Stage]:
-    engine = ("--bundle", str(bundle), "--model-name", MODEL)
-    with media_host() as host, running(engine=engine, environment=environment) as gateway:
-        yield Stage(gateway, host)
-
-
-@pytest.fixture(scope="module")
-def stage(bundle: Path) -> Iterator[Stage]:
-    with staged(bundle) as found:
-        yield found
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    bundle = unpack_bundle("qwen3_vl", tmp_path_factory.mktemp("bundle"))
+    engine = ("--bundle", str(bundle), "--model-name", "qwen3-vl")
+    with media_host() as host, running(engine=engine) as gateway:
+        yield Stage(gateway, host, "qwen3-vl")
 
 
 @pytest.fixture(scope="module")
@@ -275,10 +264,11 @@ def test_slow_host(stage: Stage, waiting: "dict[str, concurrent.futures.Future[A
         assert "timed out after 10" in answer.json["error"]["message"]
 
 
-def test_a_body_above_the_limit_is_not_read_on(bundle: Path) -> None:
+def test_a_body_above_the_limit_is_not_read_on() -> None:
     """Whether it says its length, lies in chunks or never ends."""
     (environment,) = {json.dumps(case["env"]) for case in CAPPED}
-    with staged(bundle, json.loads(environment)) as capped:
+    with media_host() as host, running(environment=json.loads(environment)) as gateway:
+        capped = Stage(gateway, host, MODEL)
         assert len(CAPPED) == 3
         for case in CAPPED:
             answer = capped.play(case)

@@ -1,8 +1,8 @@
 """The real gateway's recorded behaviour, setup by setup: what it answered, and every field its engine was sent.
 
-One gateway for each setup, with its flags, variables and worker labels; all its cases play side by side and are found
-again in the engine's journal by their request id.  The tables below are all that may differ, and
-`docs/compatibility.md` gives the reasons.
+One gateway for each setup, with its flags and variables (setups that only differ by their worker share one); all cases
+play side by side and are found again in the engine's journal by their request id.  The tables below are all that may
+differ, and `docs/compatibility.md` gives the reasons.
 """
 
 import concurrent.futures
@@ -62,12 +62,13 @@ OTHER_PIXELS = {"image_long_side_280"}  # 7 values by one level: SMG resizes twi
 
 
 SAID = "Hello world!"
-FAULTY = {name for name in SETUPS if name.startswith("vllm_engine_")}
-PLAIN = [
+SPECIAL = [  # by their worker, not by the gateway
     name
     for name, setup in SETUPS.items()
-    if not setup["worker_labels"] and name not in {*FAULTY, "vllm_router", "vllm_budget_busy"}
+    if not setup["flags"] and not setup["env"] and (setup["worker_labels"] or "--fail-code" in setup["worker_options"])
 ]
+ALONE = {"vllm_router", "vllm_budget_busy", "vllm_shm_auto_other"}
+PLAIN = [name for name in SETUPS if name not in {*SPECIAL, *ALONE}]
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +114,10 @@ def engine_flags(setup: dict[str, Any], bundle: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def play(gateway: Running, setup: str, case: Case, base: str) -> Answer:
+def play(gateway: Running, setup: str, case: Case, base: str, model: str | None = None) -> Answer:
     body = case["body"] if isinstance(case["body"], str) else filled(case["body"], base)
+    if model is not None:
+        body["model"] = model
     raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     return gateway.call("POST", "/v1/chat/completions", raw, {"X-Request-Id": f"{setup}.{case['case']}!"})
 
@@ -184,10 +187,10 @@ def compare(setup: str, answers: dict[str, Answer], engine: Engine) -> None:
     assert not found, json.dumps(found, indent=1)
 
 
-def play_all(gateway: Running, setup: str, base: str) -> dict[str, Answer]:
+def play_all(gateway: Running, setup: str, base: str, model: str | None = None) -> dict[str, Answer]:
     cases = SETUPS[setup]["cases"]
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda case: play(gateway, setup, case, base), cases))
+        answers = list(threads.map(lambda case: play(gateway, setup, case, base, model), cases))
     return {case["case"]: answer for case, answer in zip(cases, answers, strict=True)}
 
 
@@ -198,12 +201,21 @@ def test_router(bundle: Path, host: MediaHost) -> None:
         compare("vllm_router", play_all(gateway, "vllm_router", host.base), gateway.engine)
 
 
-@pytest.mark.parametrize("name", [name for name in SETUPS if SETUPS[name]["worker_labels"] or name in FAULTY])
-def test_special_worker(small_bundle: Path, host: MediaHost, name: str) -> None:
-    setup = SETUPS[name]
-    flags = [*setup["flags"], "--disable-retries", "--pool-processes=1"]
-    with running(*flags, engine=engine_flags(setup, small_bundle), environment=setup["env"]) as gateway:
-        compare(name, play_all(gateway, name, host.base), gateway.engine)
+@pytest.fixture(scope="module")
+def special_workers(small_bundle: Path) -> Iterator[Running]:
+    """One gateway for all workers that are special: each serves a model of its own name, that of its setup."""
+    engines = [(*engine_flags(SETUPS[name], small_bundle), "--model-name", name) for name in SPECIAL]
+    with running("--disable-retries", "--pool-processes=1", engines=engines) as gateway:
+        until(lambda: all(worker["status"] == "ready" for worker in gateway.workers()), what="all workers")
+        yield gateway
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_worker(special_workers: Running, host: MediaHost, name: str) -> None:
+    answers = play_all(special_workers, name, host.base, model=name)
+    for answer in answers.values():
+        answer.body = answer.body.replace(f'"model":"{name}"'.encode(), f'"model":"{MODEL}"'.encode())
+    compare(name, answers, special_workers.engines[SPECIAL.index(name)])
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -213,6 +225,12 @@ def test_special_gateway(plain_engine: Engine, host: MediaHost, name: str) -> No
     with running(*flags, engines=(), environment=setup["env"], wait=False) as gateway:
         gateway.gateway.wait_until()
         compare(name, play_all(gateway, name, host.base), plain_engine)
+
+
+def test_shared_memory_of_another_host(small_bundle: Path, host: MediaHost) -> None:
+    setup = SETUPS["vllm_shm_auto_other"]
+    with running(*setup["flags"], "--pool-processes=1", engine=engine_flags(setup, small_bundle)) as gateway:
+        compare("vllm_shm_auto_other", play_all(gateway, "vllm_shm_auto_other", host.base), gateway.engine)
 
 
 def test_a_busy_budget(small_bundle: Path, host: MediaHost) -> None:
@@ -239,5 +257,6 @@ def test_a_busy_budget(small_bundle: Path, host: MediaHost) -> None:
 def test_the_records_are_whole() -> None:
     counts = Counter(setup["setup"] for setup in RECORDS["setups"] for _ in setup["cases"])
     assert counts["vllm_router"] == 121 and sum(counts.values()) == 166
+    assert {*SPECIAL, *PLAIN, *ALONE} == set(SETUPS) and len(SPECIAL) == 7
     names = {case["case"] for case in SETUPS["vllm_router"]["cases"]}
     assert {*REFUSED, *AS_WRITTEN, *SENT, *OTHER_PIXELS} <= names
