@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.base import EngineError, EngineRequest, Event, Observer
+from engines.engine import Engine, Replies
 from engines.scatter import Drain
 from engines.transport import Placement, Transport
-from engines.vllm import VllmEngine, VllmReplies
 from engines.worker import Worker
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Attempt:
             if placement is not None:
                 await around.transport.end(placement, consumed=self._has_answered)
 
-    async def _exchange(self, client: VllmEngine, placement: Placement) -> AsyncGenerator[Event, None]:
+    async def _exchange(self, client: Engine, placement: Placement) -> AsyncGenerator[Event, None]:
         replies = client.replies(self._request)
         async with AsyncExitStack() as stack:
             stream = await self._send(client, placement, stack)
@@ -122,7 +122,7 @@ class Attempt:
                     return
         replies.end()
 
-    async def _send(self, client: VllmEngine, placement: Placement, stack: AsyncExitStack) -> "Stream[Any]":
+    async def _send(self, client: Engine, placement: Placement, stack: AsyncExitStack) -> "Stream[Any]":
         stream = client.generate(self._request, self.id, placement.handles)
         began = time.monotonic()
         self._reading(stream.sent)
@@ -162,7 +162,7 @@ class Attempt:
         if placement.fresh:
             self._around.in_background(self._around.transport.end(placement, consumed=True))
 
-    async def _last_word(self, stream: "Stream[Any]", replies: VllmReplies) -> None:
+    async def _last_word(self, stream: "Stream[Any]", replies: Replies) -> None:
         """Let the engine end the call; a status after the last choice's end changes nothing any more."""
         try:
             async with asyncio.timeout(LAST_WORD_S):
@@ -173,12 +173,12 @@ class Attempt:
         if message is not None:
             replies.event(message)  # raises: nothing has a place here
 
-    def _abort_if_dropped(self, client: VllmEngine) -> None:
+    def _abort_if_dropped(self, client: Engine) -> None:
         is_dropped = not self._is_ended or self._has_answered
         if self._is_sent and is_dropped and not self._is_regular:
             self._around.in_background(self._abort(client))
 
-    async def _abort(self, client: VllmEngine) -> None:
+    async def _abort(self, client: Engine) -> None:
         try:
             await client.abort(self.id, ABORT_TIMEOUT_S)
         except EngineError as error:

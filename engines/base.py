@@ -259,6 +259,24 @@ class ModalityRefused(EngineError):
         self.modality = modality
 
 
+class ParameterRefused(EngineError):
+    """The engine's message cannot say this sampling parameter: never sent, never retried."""
+
+    def __init__(self, runtime: str, parameter: str) -> None:
+        super().__init__("INVALID_ARGUMENT", f"backend {runtime} does not support the parameter {parameter}")
+        self.runtime = runtime
+        self.parameter = parameter
+
+
+class MessageTooLarge(EngineError):
+    """The engine's server would not read a message of that size: never sent, never retried."""
+
+    def __init__(self, runtime: str, nbytes: int, limit: int) -> None:
+        super().__init__(
+            "INVALID_ARGUMENT", f"the request is a message of {nbytes} bytes; backend {runtime} takes at most {limit}"
+        )
+
+
 class NoWorker(EngineError):
     """No healthy worker of the model can be asked at the moment."""
 

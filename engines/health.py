@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 
 from engines.base import EngineError, Observer
 from engines.channel import WorkerChannels
+from engines.engine import Engine
 from engines.labels import merged
 from engines.probe import ENGINES, Unsupported, check_supported, runtime_at
-from engines.vllm import VllmEngine
 from engines.worker import HealthOverride, Status, Worker
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,8 @@ class Life:
         check_supported(runtime)
         client = ENGINES[runtime](self._channels)
         await self._check_well(client)
-        told = merged(await self._infos(client), worker.spec.labels)
+        told = merged(await self._infos(client), worker.spec.labels, client.flatten)
+        client.learn(told)
         worker.client = client
         worker.learn(told)
         await self._prepare(worker)
@@ -124,14 +125,14 @@ class Life:
             raise EngineError("UNAVAILABLE", "connection lost while the worker was introduced")
         self._is_ready()
 
-    async def _check_well(self, client: VllmEngine) -> None:
+    async def _check_well(self, client: Engine) -> None:
         if self._settings.disabled:
             return
         for _ in range(self._settings.success_threshold):
             if not await client.is_healthy(self._settings.timeout_s):
                 raise EngineError("UNAVAILABLE", "the engine says it is not healthy")
 
-    async def _infos(self, client: VllmEngine) -> list[Message]:
+    async def _infos(self, client: Engine) -> list[Message]:
         """What the engine says of its model and of itself; an engine without such a method says nothing.
 
         Any other failure is one of the introduction: without `mm_device_do_normalize` the wrong pixels would be sent.

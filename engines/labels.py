@@ -8,7 +8,7 @@ line in the log says so.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -78,11 +78,15 @@ def _canonical_json(text: str) -> str:
         return ""
 
 
-def merged(replies: Iterable[Message], given: Mapping[str, str]) -> dict[str, str]:
+def merged(
+    replies: Iterable[Message],
+    given: Mapping[str, str],
+    flattened: Callable[[Message], Mapping[str, str]] = flatten,
+) -> dict[str, str]:
     """Labels of all replies in turn, overridden by those of the registration."""
     labels: dict[str, str] = {}
     for reply in replies:
-        labels.update(flatten(reply))
+        labels.update(flattened(reply))
     labels.update(given)
     return labels
 

@@ -5,12 +5,14 @@ answers without an error wins, in SMG's order.  A service that is not there answ
 harmless.
 """
 
+from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
 from engines.base import EngineError
+from engines.engine import GrpcEngine
 from engines.vllm import VllmEngine
 
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -22,7 +24,7 @@ SERVICES = {
     "tokenspeed": "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
     "mlx": "mlx.grpc.engine.MlxEngine",
 }
-ENGINES = {VllmEngine.name: VllmEngine}
+ENGINES: Mapping[str, type[GrpcEngine]] = {VllmEngine.name: VllmEngine}
 
 _NOBODY_THERE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 

@@ -6,32 +6,16 @@ wrote, and every field is what SMG 1.13 sends (`tests/data/engine_messages`), ex
 attempts, retries and aborts are decided in `engines.dispatch`.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
-from engines.base import (
-    Chunk,
-    EngineError,
-    EngineRequest,
-    Event,
-    Finished,
-    MediaBatch,
-    Modality,
-    Sampling,
-    Tensor,
-    TokenLogprob,
-    TopLogprob,
-)
+from engines.base import EngineRequest, MediaBatch, Modality, Sampling, Tensor
+from engines.engine import GrpcEngine
+from engines.replies import StreamReplies
 from engines.transport import Handle, Outgoing
 from engines.wire import Part, field
-
-if TYPE_CHECKING:  # the pure part needs no grpclib
-    from engines.channel import Stream, WorkerChannels
-
-SERVICE = "vllm.grpc.engine.VllmEngine"
 
 _PRIMARY = "pixel_values"  # the primary tensor's name in MediaBatch, and its field in the message
 _MM_INPUTS, _EXTRA_MM_INPUTS = 7, 11  # fields of GenerateRequest
@@ -180,158 +164,36 @@ def _tensor_data(tensor: Tensor, handle: Handle | None) -> vllm_engine_pb2.Tenso
     return data
 
 
-# ---------------------------------------------------------------- the replies
+# ---------------------------------------------------------------- replies and worker
 
 
-class VllmReplies:
-    """Turns one stream's GenerateResponse messages into events, and holds the engine to its order.
-
-    A chunk carries new tokens only.  The `complete` that ends a streamed choice repeats its last tokens or none, so
-    tokens are never emitted twice and completion tokens are counted from the chunks; without streaming it carries
-    everything.
+class VllmReplies(StreamReplies):
+    """A streamed `complete` repeats the last tokens of its choice or has none, and its completion tokens are not the
+    total: they are counted from the chunks.
     """
 
-    def __init__(self, request: EngineRequest) -> None:
-        self._streams = request.stream
-        self._tokens = [0] * request.sampling.n  # emitted by chunks, per choice
-        self._open = set(range(request.sampling.n))
-
-    @property
-    def all_finished(self) -> bool:
-        return not self._open
-
-    def event(self, message: vllm_engine_pb2.GenerateResponse) -> Event:
-        """Raises EngineError INTERNAL for a message that has no place in the order."""
-        kind = message.WhichOneof("response")
-        if kind is None:
-            raise EngineError("INTERNAL", "the engine sent a message that is neither chunk nor end", started=True)
-        body = getattr(message, kind)
-        if body.index not in self._open:
-            known = body.index < len(self._tokens)
-            told = f"more of choice {body.index} after its end" if known else f"a choice {body.index} nobody asked for"
-            raise EngineError("INTERNAL", f"the engine sent {told}", started=True)
-        return self._chunk(body) if kind == "chunk" else self._finished(body)
-
-    def end(self) -> None:
-        """The stream is over: raises EngineError INTERNAL when a choice has no end."""
-        if self._open:
-            raise EngineError(
-                "INTERNAL", f"the engine's stream ended before choice {min(self._open)} did", started=True
-            )
-
-    def _chunk(self, body: vllm_engine_pb2.GenerateStreamChunk) -> Chunk:
-        self._tokens[body.index] += len(body.token_ids)
-        return Chunk(
-            index=body.index,
-            token_ids=list(body.token_ids),
-            logprobs=_logprobs(body),
-            prompt_tokens=body.prompt_tokens,
-            cached_tokens=body.cached_tokens,
-        )
-
-    def _finished(self, body: vllm_engine_pb2.GenerateComplete) -> Finished:
-        self._open.discard(body.index)
-        emitted = self._tokens[body.index]
-        told = list(body.output_ids)
-        if self._streams:
-            new, logprobs = ([], ()) if emitted else (told, _logprobs(body))
-            total = emitted + len(new)
-        else:
-            new, logprobs = told[emitted:], _logprobs(body)[emitted:]
-            total = body.completion_tokens or len(told)
-        matched = body.WhichOneof("matched_stop")
-        return Finished(
-            index=body.index,
-            finish_reason=body.finish_reason,
-            token_ids=new,
-            logprobs=logprobs,
-            matched_stop=None if matched is None else getattr(body, matched),
-            prompt_tokens=body.prompt_tokens,
-            completion_tokens=total,
-            cached_tokens=body.cached_tokens,
-        )
+    repeats_all = False
 
 
-def _logprobs(
-    body: vllm_engine_pb2.GenerateStreamChunk | vllm_engine_pb2.GenerateComplete,
-) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of the tokens of this message; empty when the engine sent none."""
-    if not body.HasField("output_logprobs"):
-        return ()
-    told = body.output_logprobs
-    if len(told.token_ids) != len(told.token_logprobs):
-        raise EngineError("INTERNAL", "the engine sent log-probabilities without their tokens", started=True)
-    rivals = [_top(entry) for entry in told.top_logprobs]
-    rivals += [()] * (len(told.token_ids) - len(rivals))
-    return tuple(map(TokenLogprob, told.token_ids, told.token_logprobs, rivals))
-
-
-def _top(entry: vllm_engine_pb2.TopLogProbs) -> tuple[TopLogprob, ...]:
-    """Most likely first, as `TokenLogprob` promises; the engine puts the sampled token in front."""
-    pairs = sorted(zip(entry.token_ids, entry.values, strict=False), key=lambda pair: -pair[1])
-    return tuple(TopLogprob(token_id, value) for token_id, value in pairs)
-
-
-# ---------------------------------------------------------------- the worker
-
-
-class VllmEngine:
+class VllmEngine(GrpcEngine):
     """One vLLM worker behind its channels."""
 
     name = "vllm"
+    service = "vllm.grpc.engine.VllmEngine"
+    messages = vllm_engine_pb2
     modalities = frozenset({Modality.IMAGE, Modality.VIDEO})
     takes_references = True
     takes_segments = True
-    service = SERVICE
-
-    def __init__(self, channels: "WorkerChannels") -> None:
-        self._channels = channels
-
-    async def is_healthy(self, timeout_s: float) -> bool:
-        """The engine's own word; EngineError when it does not answer."""
-        reply = await self._unary(
-            "HealthCheck", vllm_engine_pb2.HealthCheckRequest(), vllm_engine_pb2.HealthCheckResponse, timeout_s
-        )
-        return bool(reply.healthy)
-
-    async def model_info(self, timeout_s: float) -> vllm_engine_pb2.GetModelInfoResponse:
-        return await self._unary(
-            "GetModelInfo", vllm_engine_pb2.GetModelInfoRequest(), vllm_engine_pb2.GetModelInfoResponse, timeout_s
-        )
-
-    async def server_info(self, timeout_s: float) -> vllm_engine_pb2.GetServerInfoResponse:
-        return await self._unary(
-            "GetServerInfo", vllm_engine_pb2.GetServerInfoRequest(), vllm_engine_pb2.GetServerInfoResponse, timeout_s
-        )
-
-    async def abort(self, attempt_id: str, timeout_s: float) -> None:
-        await self._unary(
-            "Abort", vllm_engine_pb2.AbortRequest(request_ids=[attempt_id]), vllm_engine_pb2.AbortResponse, timeout_s
-        )
 
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return tensors(request)
 
-    def generate(
-        self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]
-    ) -> "Stream[vllm_engine_pb2.GenerateResponse]":
-        """Sends the message and gives the stream of GenerateResponse."""
-        parts = build(request, attempt_id, placements)
-        return self._channels.stream(f"/{SERVICE}/Generate", parts, vllm_engine_pb2.GenerateResponse)
+    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+        return build(request, attempt_id, placements)
 
     def replies(self, request: EngineRequest) -> VllmReplies:
         return VllmReplies(request)
 
-    async def tokenizer_bundle(self) -> AsyncIterator[tuple[bytes, str]]:
-        """Pieces of the archive of tokenizer files with the digest, which is set on the last piece only."""
-        async with self._channels.server_stream(
-            f"/{SERVICE}/GetTokenizer", common_pb2.GetTokenizerRequest(), common_pb2.GetTokenizerChunk
-        ) as chunks:
-            async for chunk in chunks:
-                yield chunk.data, chunk.sha256
-
-    def close(self) -> None:
-        self._channels.close()
-
-    async def _unary(self, method: str, request: Message, reply_type: type[Message], timeout_s: float) -> Any:
-        return await self._channels.unary(f"/{SERVICE}/{method}", request, reply_type, timeout_s=timeout_s)
+    def _abortion(self, attempt_id: str) -> Message:
+        request: Message = vllm_engine_pb2.AbortRequest(request_ids=[attempt_id])
+        return request

@@ -14,8 +14,8 @@ import msgspec
 
 from engines import labels
 from engines.base import Form, Modality
+from engines.engine import Engine
 from engines.transport import Mode
-from engines.vllm import VllmEngine
 
 RuntimeName = Literal["vllm", "sglang", "trtllm", "tokenspeed", "mlx"]
 WorkerType = Literal["regular", "prefill", "decode", "encode"]
@@ -86,7 +86,7 @@ class Worker:
         self.labels: dict[str, str] = {}
         self.kv: dict[str, str] = {}
         self.model_id = spec.models[0].id if spec.models else ""
-        self.client: VllmEngine | None = None
+        self.client: Engine | None = None
         self.failure = ""
         self.load = 0
         self.examined = asyncio.Event()  # the labels were read, or that failed, since the connection was lost
@@ -129,11 +129,14 @@ class Worker:
 
     # ------------------------------------------------------------ what it takes
 
-    def form(self, default_dtype: str | None) -> Form:
-        """In which form it wants pixels; `default_dtype` is the operator's variable for this runtime, None when
-        unset.
+    def form(self, default_dtype: str | None, dtypes: Mapping[Modality, str] = {}) -> Form:
+        """In which form it wants media.
+
+        `default_dtype` is the operator's variable for this runtime, None when unset; `dtypes` those by modality.
         """
-        return labels.form(self.labels, default_dtype)
+        if self.client is None:
+            return labels.form(self.labels, default_dtype)
+        return self.client.form(self.labels, default_dtype, dtypes)
 
     def accepts(self, modality: Modality) -> bool:
         """Whether the engine takes such media at all; one without an encoder (`supports_vision=false`) takes none."""

@@ -1,0 +1,204 @@
+"""What an engine file provides: the contract that workers, attempts and registration rely on, and the calls all share.
+
+Rule: `Engine` is all that the rest of `engines/` knows of one.  `GrpcEngine` implements what is alike everywhere (the
+five services differ in names, not in manners); an engine file adds `build`, its replies and what it takes.  The table
+of engines is in `engines.probe`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from google.protobuf.message import Message
+from smg_grpc_proto.generated import common_pb2
+
+from engines import labels
+from engines.base import EngineRequest, Event, Form, MessageTooLarge, Modality, ParameterRefused
+from engines.transport import Handle, Outgoing
+from engines.wire import Part, nbytes_of
+
+if TYPE_CHECKING:  # the pure part needs no grpclib
+    from engines.channel import Stream, WorkerChannels
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+MIB = 1 << 20
+
+
+class Replies(Protocol):
+    """Turns one stream's messages into events; `engines.replies` has the rules."""
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every choice has its end."""
+        ...
+
+    def event(self, message: Any) -> Event:
+        """Raises EngineError INTERNAL for a message that has no place in the order."""
+        ...
+
+    def end(self) -> None:
+        """The stream is over: raises EngineError INTERNAL when a choice has no end."""
+        ...
+
+
+class Engine(Protocol):
+    """One worker's engine behind its channels.
+
+    `modalities`: what it takes at all.  `takes_references`: media by URL.  `takes_segments`: tensors by files in
+    /dev/shm; `keeps_segments`: it hands their names on, so that each needs a file of its own which is never written
+    again.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def modalities(self) -> frozenset[Modality]: ...
+
+    @property
+    def takes_references(self) -> bool: ...
+
+    @property
+    def takes_segments(self) -> bool: ...
+
+    @property
+    def keeps_segments(self) -> bool: ...
+
+    def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
+        """In which form it wants media.
+
+        `told`: the worker's labels.  `dtype`, `dtypes`: the operator's variables for this runtime, the second one by
+        modality; they are checked already.
+        """
+        ...
+
+    def flatten(self, reply: Message) -> dict[str, str]:
+        """The labels in one of its info replies."""
+        ...
+
+    def learn(self, told: Mapping[str, str]) -> None:
+        """Its worker's labels, each time they were read."""
+        ...
+
+    async def is_healthy(self, timeout_s: float) -> bool:
+        """The engine's own word; EngineError when it does not answer."""
+        ...
+
+    async def model_info(self, timeout_s: float) -> Message: ...
+
+    async def server_info(self, timeout_s: float) -> Message: ...
+
+    async def abort(self, attempt_id: str, timeout_s: float) -> None: ...
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises ParameterRefused for what its message cannot say and the answer would miss."""
+        ...
+
+    def tensors(self, request: EngineRequest) -> list[Outgoing]:
+        """Every tensor of the message, as the transport places them."""
+        ...
+
+    def generate(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> "Stream[Any]":
+        """Sends the message and gives the stream of replies.  MessageTooLarge when the engine would not read it."""
+        ...
+
+    def replies(self, request: EngineRequest) -> Replies: ...
+
+    def tokenizer_bundle(self) -> AsyncIterator[tuple[bytes, str]]:
+        """Pieces of the archive of tokenizer files with the digest, which is set on the last piece only."""
+        ...
+
+
+class GrpcEngine(ABC):
+    """What is alike in all engines.
+
+    `service`: its gRPC service.  `messages`: the protobuf module of that service.  `max_message_bytes`: what its server
+    reads by default, None when that is unlimited; a worker's label `max_message_bytes` says otherwise.  `unsendable`:
+    sampling parameters its message has no field for.
+    """
+
+    name: ClassVar[str]
+    service: ClassVar[str]
+    messages: ClassVar[Any]
+    modalities: ClassVar[frozenset[Modality]] = frozenset()
+    takes_references: ClassVar[bool] = False
+    takes_segments: ClassVar[bool] = False
+    keeps_segments: ClassVar[bool] = False
+    unsendable: ClassVar[tuple[str, ...]] = ()
+    max_message_bytes: int | None = None
+
+    def __init__(self, channels: "WorkerChannels") -> None:
+        self._channels = channels
+
+    # ------------------------------------------------------------ registration
+
+    def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
+        return labels.form(told, dtype)
+
+    def flatten(self, reply: Message) -> dict[str, str]:
+        return labels.flatten(reply)
+
+    def learn(self, told: Mapping[str, str]) -> None:
+        text = told.get("max_message_bytes", "")
+        if text.isdecimal():
+            self.max_message_bytes = int(text)
+
+    async def is_healthy(self, timeout_s: float) -> bool:
+        return bool((await self._health(timeout_s)).healthy)
+
+    async def model_info(self, timeout_s: float) -> Message:
+        pb = self.messages
+        return await self._unary("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse, timeout_s)
+
+    async def server_info(self, timeout_s: float) -> Message:
+        pb = self.messages
+        return await self._unary("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse, timeout_s)
+
+    async def tokenizer_bundle(self) -> AsyncIterator[tuple[bytes, str]]:
+        async with self._channels.server_stream(
+            f"/{self.service}/GetTokenizer", common_pb2.GetTokenizerRequest(), common_pb2.GetTokenizerChunk
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk.data, chunk.sha256
+
+    # ------------------------------------------------------------ generation
+
+    def check(self, request: EngineRequest) -> None:
+        for parameter in self.unsendable:
+            value = getattr(request.sampling, parameter)
+            if value and value != 1:  # n = 1 is what everybody does
+                raise ParameterRefused(self.name, parameter)
+
+    def tensors(self, request: EngineRequest) -> list[Outgoing]:
+        return []
+
+    def generate(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> "Stream[Any]":
+        parts = self.build(request, attempt_id, placements)
+        if self.max_message_bytes is not None and (nbytes := nbytes_of(parts)) > self.max_message_bytes:
+            raise MessageTooLarge(self.name, nbytes, self.max_message_bytes)
+        return self._channels.stream(f"/{self.service}/Generate", parts, self.messages.GenerateResponse)
+
+    @abstractmethod
+    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> Sequence[Part]:
+        """The Generate message as a list of buffers (see an engine's function of this name)."""
+
+    @abstractmethod
+    def replies(self, request: EngineRequest) -> Replies: ...
+
+    async def abort(self, attempt_id: str, timeout_s: float) -> None:
+        await self._unary("Abort", self._abortion(attempt_id), self.messages.AbortResponse, timeout_s)
+
+    def _abortion(self, attempt_id: str) -> Message:
+        request: Message = self.messages.AbortRequest(request_id=attempt_id)
+        return request
+
+    def close(self) -> None:
+        self._channels.close()
+
+    async def _health(self, timeout_s: float) -> Any:
+        pb = self.messages
+        return await self._unary("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse, timeout_s)
+
+    async def _unary(self, method: str, request: Message, reply_type: type[ReplyT], timeout_s: float) -> ReplyT:
+        return await self._channels.unary(f"/{self.service}/{method}", request, reply_type, timeout_s=timeout_s)
