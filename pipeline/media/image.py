@@ -9,16 +9,17 @@ Only the formats listed here are opened, so nothing that starts an outside progr
 header's figures, before anything of the picture's size is allocated.  Every failure is a MediaError.
 """
 
+import ctypes
 import io
-import math
+import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, cast
 
 import msgspec
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, features
+from PIL import ExifTags, Image, ImageFile, _imaging, features
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
@@ -28,6 +29,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from pipeline.media import image_header
+from pipeline.media.cap import capped, capped_size
 from pipeline.models.base import Hints, MediaError
 
 MAX_PIXELS = 178_956_970
@@ -80,11 +82,22 @@ class Header(msgspec.Struct, frozen=True):
 def preload() -> None:
     """Touch what every picture needs, before the fork: pages of the libraries are then shared by the pool processes."""
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS  # Pillow's own checks inside formats; ours come first
+    _quieten()
     for opener in _OPENERS:
         if opener in ("JPEG", "PNG", "WEBP"):
             encoded = io.BytesIO()
             Image.new("RGB", (64, 64)).save(encoded, opener)
             decode(memoryview(encoded.getvalue()), Hints())
+
+
+def _quieten() -> None:
+    """What libraries say about clients' bytes goes nowhere: libtiff writes lines of its own to standard error, Pillow
+    logs errors, so anybody could fill the log."""
+    logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
+    library = ctypes.CDLL(_imaging.__file__)
+    for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
+        with suppress(AttributeError):  # built without libtiff
+            getattr(library, name)(None)
 
 
 def inspect(data: memoryview, hints: Hints) -> Header:
@@ -111,7 +124,7 @@ def decode(data: memoryview, hints: Hints, *, keep_alpha: bool = False) -> Image
             raise MediaError(
                 f"image decode error: {full[1]}x{full[0]} pixels announced, {rgb.width}x{rgb.height} found"
             )
-        return _capped(rgb, header.height, header.width)
+        return capped(rgb, header.height, header.width)
 
 
 class _Window:
@@ -168,6 +181,10 @@ def _open(data: memoryview) -> tuple[ImageFile.ImageFile, int, str]:
         _check_limits(*canvas, 3)
     if name == "JPEG2000" and not image_header.jpeg2000_is_whole(data):
         raise MediaError("image decode error: broken JPEG2000 data: image file is truncated")
+    if name == "TIFF" and image_header.claims_too_much(data):
+        raise MediaError("image decode error: broken TIFF data: its directory claims more bytes than there are")
+    if name == "JPEG" and image_header.jpeg_is_endless(data):
+        raise MediaError("image decode error: broken JPEG data: more segments or scans than a picture has")
     with _translated(name):
         image = opener(cast(IO[bytes], _Window(data)))
         _check_limits(image.height, image.width, _pixel_bytes(image.mode))
@@ -194,14 +211,24 @@ def _orientation(image: ImageFile.ImageFile, data: memoryview) -> int:
     try:
         if isinstance(image, PngImageFile):
             late = image_header.png_with_late_metadata(data)
-            # PngImageFile.getexif would decode the pixels; the base class reads what was found before them.
-            tags = Image.Image.getexif(image if late is None else PngImageFile(io.BytesIO(late)))
-        else:
-            tags = image.getexif()
-        value = tags.get(ExifTags.Base.Orientation, 1)
+            image = image if late is None else PngImageFile(io.BytesIO(late))
+        if image_header.claims_too_much(_exif_block(image)):
+            return 1
+        # PngImageFile.getexif would decode the pixels; the base class reads what was found before them.
+        value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     except Exception:  # the parser fails in many ways; design: a broken tag is ignored
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _exif_block(image: ImageFile.ImageFile) -> bytes:
+    """What Pillow reads as EXIF, from its TIFF header on; empty when there is none, or when it is the file itself."""
+    block = image.info.get("exif")
+    if block is None and (raw := image.info.get("Raw profile type exif")):  # as ImageMagick writes it into a PNG
+        block = bytes.fromhex("".join(raw.split("\n")[3:]))
+    while block is not None and block.startswith(b"Exif\0\0"):
+        block = block[6:]
+    return block or b""
 
 
 def _oriented(height: int, width: int, orientation: int) -> tuple[int, int]:
@@ -211,8 +238,7 @@ def _oriented(height: int, width: int, orientation: int) -> tuple[int, int]:
 def _header(image: ImageFile.ImageFile, orientation: int, name: str, hints: Hints) -> Header:
     width, height = image._tile_size if isinstance(image, TiffImageFile) else image.size  # `size` of a TIFF is turned
     full = _oriented(height, width, orientation)
-    capped = _capped_size(*full, hints.max_long_side)
-    return Header(name, height, width, *capped)
+    return Header(name, height, width, *capped_size(*full, hints.max_long_side))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -250,31 +276,3 @@ def _scaled_gray(image: Image.Image) -> Image.Image:
         if isinstance(clear, int):
             gray[top : top + rows][block == clear] = 255
     return Image.fromarray(gray).convert("RGB")
-
-
-def _capped_size(height: int, width: int, cap: int | None) -> tuple[int, int]:
-    """The size under a long-side cap: ratio kept, the short side rounded half up, at least 1; never enlarged.
-
-    SMG 1.13's rule, from its records: 300x200 under 112 becomes 112x75, under 280 280x187.
-    """
-    long = max(height, width)
-    if cap is None or long <= cap:
-        return height, width
-    return max(1, math.floor(height * cap / long + 0.5)), max(1, math.floor(width * cap / long + 0.5))
-
-
-def _capped(image: Image.Image, height: int, width: int) -> Image.Image:
-    """Shrink for the long-side cap as SMG does: bicubic in floating point over both passes, rounded once at the end.
-
-    The 8-bit resize rounds between the passes and differs by a level in places; one channel at a time bounds the
-    memory. Colours of RGBA are weighted by alpha meanwhile, as Pillow does.
-    """
-    if image.size == (width, height):
-        return image
-    if image.mode == "RGBA":
-        return _capped(image.convert("RGBa"), height, width).convert("RGBA")
-    bands = []
-    for band in image.split():
-        wide = band.convert("F").resize((width, height), Image.Resampling.BICUBIC)
-        bands.append(wide.point(lambda level: level * 1 + 0.5).convert("L"))  # F to L cuts off and clips
-    return Image.merge(image.mode, bands)

@@ -2,10 +2,12 @@
 
 Pillow's plugins tell most of the header (`image.py` asks them); what is here they tell too late or not at all: the
 format of bytes they refuse, a WebP canvas (opening the file allocates it twice), a PNG orientation behind the pixels
-(seen only after decoding them), and whether a JPEG 2000 file ends early (the decoder fills the rest with black in
-silence).
+(seen only after decoding them), whether a JPEG 2000 file ends early (the decoder fills the rest with black in
+silence), what a TIFF directory claims (reading it copies every claim), and how often a JPEG goes over its picture
+(each time costs the decoder a pass, however few bytes it takes).
 """
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -26,6 +28,18 @@ _SIGNATURES = (
 
 # Formats clients do send and this gateway does not read: named in the refusal.
 _HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
+
+# Bytes of one value by TIFF type; a type that is not here is skipped by the reader.
+_TIFF_UNITS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+_ENTRIES = {order: struct.Struct(order + "HHI4x") for order in "<>"}
+_MOST_TIFF_ENTRIES = 65536
+_TIFF_SLACK = 65536  # small values may share their place
+
+# What begins a segment, also behind fill bytes: in an entropy-coded stretch FF stands only before 00 or a restart mark.
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_JPEG_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
+MOST_JPEG_SCANS = 250  # the most thorough encoder known writes about 70
+MOST_JPEG_SEGMENTS = 10_000
 
 _PNG_METADATA = frozenset({b"eXIf", b"tEXt", b"zTXt", b"iTXt"})
 
@@ -110,6 +124,56 @@ def png_with_late_metadata(data: memoryview) -> bytes | None:
         return None
     rest = [(b"IDAT", memoryview(b"")), (b"IEND", memoryview(b""))]
     return bytes(data[:33]) + b"".join(_png_chunk(name, body) for name, body in metadata + rest)
+
+
+def claims_too_much(data: memoryview | bytes) -> bool:
+    """Whether the first directory of a TIFF file, or of an EXIF block, claims more bytes than there are.
+
+    Values do not overlap in honest files.  Pillow copies each value before it looks at any, so 40,000 tags that all
+    point at the same 500 kB would take 20 GB out of a file of one megabyte.
+    """
+    is_big = bytes(data[2:4]) in (b"+\0", b"\0+")
+    order = "<" if bytes(data[:2]) == b"II" else ">"
+    count_form, entry = (order + "Q", struct.Struct(order + "HHQ8x")) if is_big else (order + "H", _ENTRIES[order])
+    try:
+        (at,) = struct.unpack_from(order + ("Q" if is_big else "I"), data, 8 if is_big else 4)
+        (count,) = struct.unpack_from(count_form, data, at)
+    except (struct.error, OverflowError):
+        return False  # there is no directory to read
+    first = at + struct.calcsize(count_form)
+    there = min(count, (len(data) - first) // entry.size)  # at least the count itself is within the data
+    if there > _MOST_TIFF_ENTRIES:
+        return True
+    claimed = 0
+    for _, kind, values in entry.iter_unpack(data[first : first + there * entry.size]):
+        nbytes = values * _TIFF_UNITS.get(kind, 0)
+        if nbytes > (8 if is_big else 4):
+            claimed += nbytes
+    return claimed > len(data) + _TIFF_SLACK
+
+
+def jpeg_is_endless(data: memoryview) -> bool:
+    """Whether a JPEG has more segments or more scans than any encoder writes.
+
+    A decoder passes over the whole picture for each scan, also for one of ten bytes: a megabyte of scan headers keeps
+    it busy for a minute.  Only files that announce several scans are walked through, the others end with their first.
+    """
+    position, segments, scans, components = 2, 0, 0, 0
+    while (found := _JPEG_MARKER.search(data, position)) is not None:
+        marker, at = data[found.end() - 1], found.end()
+        if marker == 0xD9 or at + 10 > len(data):
+            break
+        segments += 1
+        scans += marker == 0xDA
+        if segments > MOST_JPEG_SEGMENTS or scans > MOST_JPEG_SCANS:
+            return True
+        if marker in _JPEG_SEQUENTIAL:
+            components = data[at + 7]
+        elif marker == 0xDA and scans == 1 and data[at + 2] == components:
+            break  # all components at once, and not progressive: the only scan
+        (length,) = struct.unpack_from(">H", data, at)
+        position = at + max(length, 2)
+    return False
 
 
 def jpeg2000_is_whole(data: memoryview) -> bool:
