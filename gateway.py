@@ -56,7 +56,7 @@ def serve(config: Config) -> int:
     for warning in config.warnings:
         _log.warning("%s", warning)
     _log.info("%s", config.summary())
-    workshop = MediaWorkshop()
+    workshop = MediaWorkshop(memory_bytes=config.pool.process_memory_bytes)
     workshop.preload()
     try:
         supervisor = Supervisor(

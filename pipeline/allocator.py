@@ -1,4 +1,5 @@
-"""How much memory a pool process keeps between two pictures, so that the next one finds its pages touched.
+"""How much memory a pool process may take for a picture, and how much it keeps, so that the next one finds its pages
+touched.
 
 A new page costs more than the arithmetic done on it, and glibc gives large blocks back to the kernel as soon as they
 are free.  Here it is told to keep them; what a process keeps is bounded by `KEPT_BYTES`, and `trim` after every job
@@ -8,6 +9,7 @@ sizes change.
 
 import ctypes
 import mmap
+import resource
 
 # Private memory above what the process had at `keep_pages`.  A 1080p picture needs 25 MB while it is worked on, one of
 # 12 megapixels 130 MB: RGB takes 4 bytes a pixel, twice when it is resized, and 3 in planes.
@@ -29,6 +31,25 @@ def keep_pages() -> bool:
     if not hasattr(libc, "mallopt"):
         return False
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD) and libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def bound(nbytes: int) -> None:
+    """Let this process have at most `nbytes` of private memory beyond what it has now.
+
+    What asks for more gets a MemoryError (a C library its own failure), where otherwise the kernel would look for a
+    process to kill.  The limit counts private pages that may be written, touched or not: neither the shared mapping
+    nor files of /dev/shm.
+    """
+    limit = _data_bytes() + nbytes
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _data_bytes() -> int:
+    with open("/proc/self/status", "rb") as status:
+        line = next(line for line in status if line.startswith(b"VmData:"))
+    return int(line.split()[1]) << 10
 
 
 def trim() -> None:

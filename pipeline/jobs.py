@@ -122,7 +122,9 @@ class MediaWorkshop:
     job_type: Any = Job
     result_type: Any = Result
 
-    def __init__(self) -> None:
+    def __init__(self, *, memory_bytes: int | None = None) -> None:
+        """`memory_bytes`: what a process may take beyond what it has at its start; None: no bound."""
+        self._memory_bytes = memory_bytes
         self._models: dict[int, tuple[Family, msgspec.Struct]] = {}
 
     def preload(self) -> None:
@@ -132,6 +134,8 @@ class MediaWorkshop:
 
     def prepare(self) -> None:
         allocator.keep_pages()
+        if self._memory_bytes is not None:
+            allocator.bound(self._memory_bytes)
 
     def configure(self, key: int, payload: bytes) -> None:
         """`payload`: ModelSettings as JSON."""
@@ -147,6 +151,8 @@ class MediaWorkshop:
             return _inspect(job, bench) if isinstance(job, Inspect) else self._encode(job, bench)
         except MediaError as error:
             refusal = str(error)
+        except MemoryError:
+            refusal = f"{job.modality.value} asks for more memory than one may take"
         finally:
             allocator.trim()
         raise JobError(refusal)  # out here: the frames that hold the picture are gone

@@ -382,6 +382,16 @@ class Pool(msgspec.Struct, frozen=True):
             computed="half of the memory this process may use",
         ),
     ] = 0
+    process_memory_bytes: Annotated[
+        int,
+        size(
+            POOL,
+            "--pool-process-memory-bytes",
+            "Memory of its own one process may take for a picture; one that asks for more is refused.",
+            ge=128 << 20,
+            computed="3758096384, at most a quarter of the memory",
+        ),
+    ] = 0
     job_timeout_s: Annotated[
         float, seconds(POOL, "--pool-job-timeout-secs", "Longest job; a process that overruns is replaced.", ge=1)
     ] = 60.0

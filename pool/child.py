@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 
@@ -18,6 +19,8 @@ _PR_SET_NAME = 15
 # when memory runs out the kernel shall take a pool process, which costs one job, and not the frontend, which costs
 # them all
 _POOL_OOM_SCORE = "400"
+# a pool process has its two bells, the log and, while it works, a file or two
+_POOL_FILES = 256
 
 
 def _prctl(option: int, argument: object) -> None:
@@ -50,6 +53,10 @@ def begin_pool_process(index: int, parent_pid: int) -> None:
     os.setpgid(0, 0)
     # SIGTERM keeps its meaning: such a process has nothing to put in order and is replaced
     begin(f"mediagate:pool{index}", parent_pid, ignore=frozenset({signal.SIGINT, signal.SIGHUP}))
+    # what it works on is private, and a hostile file must not fill the disk with images of the process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_POOL_FILES, hard), min(_POOL_FILES, hard)))
     try:
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write(_POOL_OOM_SCORE)

@@ -82,6 +82,13 @@ FLAGS = [
     ("--retry-jitter-factor", "workers.retry_jitter", 0.2, "1", 1.0),
     ("--pool-processes", "pool.processes", usable_cores(), "3", 3),
     ("--pool-ring-bytes", "pool.ring_bytes", memory_bytes() // 2 & ~4095, "1048576", 1048576),
+    (
+        "--pool-process-memory-bytes",
+        "pool.process_memory_bytes",
+        min(3584 << 20, memory_bytes() // 4),
+        "134217728",
+        134217728,
+    ),
     ("--pool-job-timeout-secs", "pool.job_timeout_s", 60.0, "5", 5.0),
     ("--prometheus-host", "metrics.host", "127.0.0.1", "::1", "::1"),
     ("--prometheus-port", "metrics.port", 29000, "29001", 29001),
