@@ -24,6 +24,7 @@ from engines.transport import Transport, TransportSettings, shm_namespace
 from engines.worker import Worker, WorkerSpec
 from pipeline.address import MediaHostPolicy
 from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
+from pipeline.cache import PixelCache
 from pipeline.catalog import Catalog
 from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
 from pipeline.encode import Encoder
@@ -31,6 +32,8 @@ from pipeline.fetch import Fetcher
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
+from pipeline.pixels import PixelMaker
+from pipeline.poolwork import PoolWork
 from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatRoute
@@ -107,7 +110,9 @@ class Frontend:
         )
         backlog = Backlog(config.media.unread_bytes_per_worker or None)
         receiver = Receiver(config, self._open_fetcher(), link.inputs, bodies)
-        encoder = Encoder(config, pool, link.outputs, self._segments, self._inflight, receiver, metrics)
+        self._cache = self._open_cache()
+        work = PoolWork(pool, config.pool.job_timeout_s, metrics)
+        encoder = Encoder(work, PixelMaker(work, self._cache, metrics), self._inflight, receiver, metrics)
         preparation = Preparation(
             config, self._registry, receiver, encoder, dispatcher, self._inflight, backlog, metrics
         )
@@ -132,6 +137,18 @@ class Frontend:
             _log.info("removed segments of gateways that are gone count=%d", swept)
         self._closing.callback(store.close)
         return store
+
+    def _open_cache(self) -> PixelCache:
+        """Its bytes are part of the arena's and of the segments'."""
+        cache = PixelCache(
+            self._config.media.pixel_cache_mb << 20,
+            self._config.transport.shm_max_bytes // 2,
+            self._link.outputs,
+            self._segments,
+            self._metrics,
+        )
+        self._closing.callback(cache.close)
+        return cache
 
     def _open_transport(self) -> Transport:
         config = self._config.transport
@@ -280,6 +297,7 @@ class Frontend:
             self._restarts_told[reason] = total
         for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
             metrics.ring(name, arena.used, arena.size)
+        metrics.pixel_cache(self._cache.used_bytes, self._cache.limit_bytes, len(self._cache))
 
     # -- the end
 

@@ -101,6 +101,21 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _gauge("mediagate_inflight_bytes", (), "Preprocessed media held for engines"),
     _gauge("mediagate_inflight_waiting_bytes", (), "Preprocessed media that waits for room"),
     _gauge("mediagate_inflight_limit_bytes", (), "--multimodal-max-inflight-bytes; 0 = unbounded"),
+    _counter("mediagate_pixel_cache_hits_total", ("model",), "Pictures whose tensor was in the pixel cache"),
+    _counter(
+        "mediagate_pixel_cache_misses_total",
+        ("model",),
+        "Pictures whose tensor had to be made; with hits and shared ones, all pictures while the cache is on",
+    ),
+    _counter(
+        "mediagate_pixels_shared_total",
+        ("model",),
+        "Pictures that waited for the tensor another request was having made; the cache may be off",
+    ),
+    _counter("mediagate_pixel_cache_evictions_total", (), "Tensors the cache gave up, for its limit or for requests"),
+    _gauge("mediagate_pixel_cache_used_bytes", (), "Bytes the cache holds, of the output ring or of /dev/shm"),
+    _gauge("mediagate_pixel_cache_limit_bytes", (), "--mm-pixel-cache-mb in bytes; 0 = off"),
+    _gauge("mediagate_pixel_cache_entries", (), "Tensors in the cache"),
     # pool and memory
     _gauge("mediagate_pool_processes", (), "Pool processes alive"),
     _gauge("mediagate_pool_busy_processes", (), "Pool processes at work"),

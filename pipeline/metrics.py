@@ -128,6 +128,23 @@ class Metrics:
         self._gauge("mediagate_inflight_waiting_bytes").set(waiting)
         self._gauge("mediagate_inflight_limit_bytes").set(limit or 0)
 
+    def pixels_shared(self, model: str) -> None:
+        """A picture whose tensor was just being made for another request, which it waited for."""
+        self._counter("mediagate_pixels_shared_total", self._model(model)).inc()
+
+    def pixel_cache_asked(self, model: str, found: bool) -> None:
+        """Only with the cache on; what was shared is neither a hit nor a miss."""
+        name = "mediagate_pixel_cache_hits_total" if found else "mediagate_pixel_cache_misses_total"
+        self._counter(name, self._model(model)).inc()
+
+    def pixel_cache_evicted(self) -> None:
+        self._counter("mediagate_pixel_cache_evictions_total").inc()
+
+    def pixel_cache(self, used: int, limit: int, entries: int) -> None:
+        self._gauge("mediagate_pixel_cache_used_bytes").set(used)
+        self._gauge("mediagate_pixel_cache_limit_bytes").set(limit)
+        self._gauge("mediagate_pixel_cache_entries").set(entries)
+
     # pool, memory, loop
 
     def pool(self, busy: int, queued: int, alive: int) -> None:

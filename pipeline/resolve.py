@@ -110,8 +110,7 @@ def _accept(one: Declared, value: Any, origin: str) -> Any:
         reason = one.misfit(value)
         if reason:
             raise ConfigError(f"Configuration error: Invalid value for field '{one.field}': {value:.15g} - {reason}")
-    later = one.setting.later
-    missing = later.get(value) if isinstance(value, str) else later.get("*") if value != one.default else None
+    missing = one.setting.later.get(value) if isinstance(value, str) else None
     if missing:
         raise ConfigError(f"Configuration error: {origin} {value}: this version does not yet have {missing}")
     return value * one.setting.scale if one.kind is float else value

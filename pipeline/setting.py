@@ -35,7 +35,7 @@ class Setting(msgspec.Struct, frozen=True):
     computed          words for a default that depends on the machine or on other settings
     refusal           what follows " - " when the value is out of range
     in_parser         out of range is a usage error
-    later             known values this version does not have yet, and what is missing ("*": all but the default)
+    later             known values this version does not have yet, and what is missing
     inverted          the flag switches the field off
     comma             the flag takes one list with commas
     secret            never shown
@@ -111,7 +111,7 @@ class Declared(msgspec.Struct, frozen=True):
     @property
     def known(self) -> tuple[str, ...]:
         """Every word the command line knows, those of later versions included."""
-        return self.choices + tuple(word for word in self.setting.later if word != "*")
+        return self.choices + tuple(self.setting.later)
 
     def shown(self, value: Any) -> str:
         """A value in the flag's own unit, as help, listings and docs print it."""

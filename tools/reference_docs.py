@@ -134,11 +134,9 @@ def _setting_row(one: Declared) -> tuple[str, ...]:
 
 def _range(one: Declared) -> str:
     if one.known:
-        later = [word for word in one.setting.later if word != "*"]
+        later = list(one.setting.later)
         words = ", ".join(f"`{word}`" for word in one.choices)
         return words + (f"; not yet: {', '.join(f'`{word}`' for word in later)}" if later else "")
-    if "*" in one.setting.later:
-        return f"only {one.shown_default()} in this version"
     low, high = one.ge, one.le
     if one.is_fixed or (low is None and high is None):
         return ""

@@ -16,6 +16,8 @@ import pytest
 from engines.base import Form, Modality
 from pipeline import allocator
 from pipeline.jobs import (
+    Copied,
+    Copy,
     Encode,
     Encoded,
     FileSink,
@@ -357,3 +359,17 @@ def test_a_refused_picture_is_not_kept_alive(workshop: MediaWorkshop) -> None:
         workshop.run(job, desk)
     assert refused.value.__context__ is None
     assert refused.value.__cause__ is None
+
+
+def test_a_copy_reaches_every_place(workshop: MediaWorkshop) -> None:
+    desk = Desk(64)
+    desk.files = {"master": memoryview(bytearray(range(40))), "other": memoryview(bytearray(40))}
+    source = FileSink("master", 40, 10, 8)
+    sinks: tuple[Sink, ...] = (FileSink("other", 40, 32, 8), SpanSink(Span(16, 8)), FileSink("other", 40, 0, 8))
+    assert isinstance(workshop.run(Copy(Modality.IMAGE, source, sinks), desk), Copied)
+    wanted = bytes(range(10, 18))
+    assert bytes(desk.files["other"]) == wanted + bytes(24) + wanted and bytes(desk.memory[16:24]) == wanted
+    workshop.run(Copy(Modality.IMAGE, SpanSink(Span(16, 8)), (SpanSink(Span(40, 8)),)), desk)
+    assert bytes(desk.memory[40:48]) == wanted
+    with pytest.raises(ValueError):
+        workshop.run(Copy(Modality.IMAGE, source, (SpanSink(Span(0, 9)),)), desk)
