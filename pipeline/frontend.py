@@ -36,7 +36,8 @@ from pipeline.pixels import PixelMaker
 from pipeline.poolwork import PoolWork
 from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
-from pipeline.protocols.chat_route import ChatRoute
+from pipeline.protocols.chat_route import ChatApi
+from pipeline.protocols.generation import GenerationRoute, Stations
 from pipeline.serve import Doorkeeper, Route, application
 from pipeline.versions import VERSION
 from pool.link import FrontendLink
@@ -117,11 +118,11 @@ class Frontend:
             config, self._registry, receiver, encoder, dispatcher, self._inflight, backlog, metrics
         )
         self._doorkeeper = Doorkeeper(config, metrics, slots)
-        chat = ChatRoute(
+        stations = Stations(
             config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
         )
         admin = AdminRoutes(config, self._registry, self._catalog, bodies, self._unready, lambda: link.has_supervisor)
-        sites = await self._listen(_routes(chat, admin))
+        sites = await self._listen(_routes(stations, admin))
         self._start(self._watch_lag())
         for url in config.workers.urls:
             try:
@@ -350,7 +351,8 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
     return DispatchSettings(policy=workers.policy, retry=retry, encoder_dtypes=dtypes)
 
 
-def _routes(chat: ChatRoute, admin: AdminRoutes) -> list[Route]:
+def _routes(stations: Stations, admin: AdminRoutes) -> list[Route]:
+    chat = GenerationRoute(stations, ChatApi())
     return [
         Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
         Route("GET", "/v1/models", admin.models, guarded=False),

@@ -11,6 +11,16 @@ from pipeline.errors import GatewayError
 from pipeline.ticket import Ticket
 
 LAST_WRITE_S = 10.0
+COMMENT_PING = b": ping\n\n"
+
+
+def data_frame(payload: bytes) -> bytes:
+    """An event without a name, as OpenAI's older streams have it."""
+    return b"data: " + payload + b"\n\n"
+
+
+def named_frame(name: str, payload: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
 
 
 async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[bytearray, Grant]:
@@ -43,12 +53,18 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
 
 
 class EventStream:
-    """A `text/event-stream` answer; while the engine is silent, a comment keeps proxies from closing it."""
+    """A `text/event-stream` answer; while the engine is silent, the frame `keepalive` keeps proxies from closing it."""
 
-    KEEPALIVE = b": ping\n\n"
-
-    def __init__(self, request: web.Request, ticket: Ticket, headers: Mapping[str, str], keepalive_s: float) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        ticket: Ticket,
+        headers: Mapping[str, str],
+        keepalive_s: float,
+        keepalive: bytes = COMMENT_PING,
+    ) -> None:
         self._request = request
+        self._keepalive = keepalive
         self._ticket = ticket
         self._keepalive_s = keepalive_s
         self._idle: asyncio.TimerHandle | None = None
@@ -69,17 +85,17 @@ class EventStream:
         for task in self._pinging:
             task.cancel()
 
-    async def data(self, payload: bytes) -> None:
+    async def write(self, frame: bytes) -> None:
         self._disarm()
-        await self.response.write(b"data: " + payload + b"\n\n")
+        await self.response.write(frame)
         self._rearm()
 
     async def finish(self, *last: bytes) -> None:
-        """The last events and the end of the body; a client that does not read them is cut off after a while."""
+        """The last frames and the end of the body; a client that does not read them is cut off after a while."""
         try:
             async with asyncio.timeout(LAST_WRITE_S):
-                for payload in last:
-                    await self.data(payload)
+                for frame in last:
+                    await self.write(frame)
                 self._disarm()
                 await self.response.write_eof()
         except TimeoutError:
@@ -104,7 +120,7 @@ class EventStream:
 
     async def _send_ping(self) -> None:
         try:
-            await self.response.write(self.KEEPALIVE)
+            await self.response.write(self._keepalive)
         except (ConnectionError, RuntimeError):
             return  # the client is gone: the handler is being cancelled
         self._rearm()

@@ -1,0 +1,210 @@
+"""From a request's body to the last byte of its answer: the way every API that generates goes.
+
+An `Api` reads bodies and writes answers in its own shape; the order of the steps, the time limit, what a failure
+becomes before and after the first output, and the counting are the same for all and live here.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from engines.base import EngineError, EngineRequest, Event
+from engines.dispatch import Dispatcher, Generation
+from pipeline.admission import Bodies
+from pipeline.catalog import Catalog
+from pipeline.config import Config
+from pipeline.errors import GatewayError, engine_failure
+from pipeline.metrics import Metrics
+from pipeline.plan import MediaPlan, ServedModel
+from pipeline.prepare import Preparation, Prepared
+from pipeline.protocols.http import EventStream, read_body
+from pipeline.protocols.parts import check_content_type
+from pipeline.reply import Tally
+from pipeline.ticket import Ticket
+
+ROUTING_KEY_HEADER = "X-SMG-Routing-Key"  # a session's key, for policies that keep sessions together
+
+ServingModel = Callable[[str], ServedModel]  # Catalog.serving: raises GatewayError for a model that is not served
+
+
+class Answer(Protocol):
+    """What one request's choices have said so far, in the shape of its API.
+
+    `stream` yields whole frames, the closing ones not included; it calls `first_out` when the engine's first event is
+    here.  `closing`, `failing`: the last frames of a stream that is complete, or that cannot go on.
+    """
+
+    @property
+    def tally(self) -> Tally: ...
+    async def whole(self, events: AsyncIterator[Event]) -> bytes: ...
+    def stream(self, events: AsyncIterator[Event], first_out: Callable[[], None]) -> AsyncIterator[bytes]: ...
+    def closing(self) -> Sequence[bytes]: ...
+    def failing(self, error: GatewayError) -> Sequence[bytes]: ...
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A body as it was understood.  `answer(request)` begins the answer to what the engine is sent for it."""
+
+    model: ServedModel
+    plan: MediaPlan
+    answer: Callable[[EngineRequest], Answer]
+
+
+class Api(Protocol):
+    """One route's shape.  `endpoint`: its name in metrics; `keepalive`: the frame of a stream whose engine is silent.
+
+    `read` raises GatewayError; `serving` looks models up, so that an API decides what is told first.
+    """
+
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def keepalive(self) -> bytes: ...
+    def read(self, body: bytearray, serving: ServingModel) -> Asked: ...
+
+
+def media_key(request: EngineRequest) -> str | None:
+    """Without a session's key the same media go to the same worker, which may have them in its encoder cache."""
+    return "".join(item.content_hash for batch in request.media for item in batch.items) or None
+
+
+class Stations(msgspec.Struct, frozen=True):
+    """What the routes of all APIs share.  `reply_headers(ticket)`: what every answer carries."""
+
+    config: Config
+    bodies: Bodies
+    catalog: Catalog
+    preparation: Preparation
+    dispatcher: Dispatcher
+    metrics: Metrics
+    reply_headers: Callable[[Ticket], Mapping[str, str]]
+
+
+class GenerationRoute:
+    """The handler of one API's route."""
+
+    def __init__(self, stations: Stations, api: Api) -> None:
+        self._stations = stations
+        self._config = stations.config
+        self._metrics = stations.metrics
+        self._api = api
+
+    async def handle(self, request: web.Request, ticket: Ticket) -> web.StreamResponse:
+        check_content_type(request.headers.get("Content-Type", ""))
+        deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
+        async with self._in_time(deadline):
+            asked, prepared = await self._prepare(request, ticket)
+        model, endpoint = asked.model.model, self._api.endpoint
+        self._metrics.request_routed(model, endpoint, prepared.request.stream)
+        answer = asked.answer(prepared.request)
+        ticket.dispatched()
+
+        def media_free(consumed: bool) -> None:
+            ticket.worker = generation.worker.url if generation.worker is not None else ""
+            ticket.media_free(consumed)
+
+        generation = self._stations.dispatcher.generate(
+            prepared.request,
+            routing_key=request.headers.get(ROUTING_KEY_HEADER) or media_key(prepared.request),
+            remake=prepared.remake,
+            on_media_read=ticket.media_read,
+            on_media_free=media_free,
+        )
+        try:
+            if prepared.request.stream:
+                return await self._stream(request, ticket, answer, generation, deadline)
+            return await self._whole(ticket, answer, generation, deadline)
+        except EngineError as error:
+            failure = engine_failure(error)
+            self._metrics.router_error(model, endpoint, failure.code)
+            raise failure from None
+        finally:
+            await generation.aclose()
+            usage = answer.tally.usage
+            ticket.completion_tokens = usage.completion_tokens
+            self._metrics.tokens(model, endpoint, usage.prompt_tokens, usage.completion_tokens)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, deadline: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TimeoutError:
+            raise self._too_long() from None
+
+    def _too_long(self) -> GatewayError:
+        return GatewayError(
+            "request_timeout", f"the request took longer than {self._config.server.request_timeout_s:g} s"
+        )
+
+    async def _prepare(self, request: web.Request, ticket: Ticket) -> tuple[Asked, Prepared]:
+        """The body lives only in here: data URLs are views of it until their bytes are in spans."""
+        with ticket.stage("admit"):
+            body, grant = await read_body(request, self._stations.bodies, self._config.server.max_payload_bytes)
+        try:
+            asked = self._api.read(body, self._stations.catalog.serving)
+            ticket.model = asked.model.model
+            ticket.items = len(asked.plan.parts)
+            prepared = await self._stations.preparation.run(asked.model, asked.plan, ticket)
+            return asked, prepared
+        finally:
+            grant.release()
+
+    async def _whole(
+        self, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
+    ) -> web.StreamResponse:
+        async with self._in_time(deadline):
+            with ticket.stage("engine"):
+                body = await answer.whole(self._timed(ticket, generation))
+        ticket.add("send", generation.send_s)
+        return web.Response(body=body, content_type="application/json")
+
+    async def _timed(self, ticket: Ticket, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+        begun = time.perf_counter()
+        first = True
+        async for event in events:
+            if first:
+                self._metrics.first_token(ticket.model, self._api.endpoint, time.perf_counter() - begun)
+                first = False
+            yield event
+
+    async def _stream(
+        self, request: web.Request, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
+    ) -> web.StreamResponse:
+        """Before the engine's first output a failure is an ordinary HTTP error; afterwards it is an event of the
+        stream.
+        """
+        begun = time.perf_counter()
+
+        def first_out() -> None:
+            ticket.add("send", generation.send_s)
+            ticket.add("engine", time.perf_counter() - begun)
+
+        frames = answer.stream(self._timed(ticket, generation), first_out)
+        async with self._in_time(deadline):
+            first = await anext(frames)
+        headers = self._stations.reply_headers(ticket)
+        stream = EventStream(request, ticket, headers, self._config.server.sse_keepalive_s, self._api.keepalive)
+        failure: GatewayError | None = None
+        async with stream:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await stream.write(first)
+                    async for frame in frames:
+                        await stream.write(frame)
+            except EngineError as error:
+                failure = engine_failure(error)
+            except TimeoutError:
+                failure = self._too_long()
+            if failure is not None:
+                ticket.code = failure.code
+                self._metrics.router_error(ticket.model, self._api.endpoint, failure.code)
+                await stream.finish(*answer.failing(failure))
+            else:
+                await stream.finish(*answer.closing())
+        return stream.response
