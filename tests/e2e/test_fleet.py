@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.running import Answer, Engine, Running, image_part, picture, running, text_part, until
 from tests.e2e.test_stopping import Stream
 
-PHOTO = picture(1080, 1920, kind="JPEG")
+PHOTO = picture(1080, 1920, kind="JPEG")  # 50 MB of floats, 12 of raw pixels
 RAW = ("--label", "mm_device_do_normalize=true")
 SLOW = ("--token-ms=25", "--tokens-per-chunk=1")
 
@@ -68,7 +68,7 @@ def ask_many(gateway: Running, count: int, *, meanwhile: object = None, size: in
 def test_one_of_two_dies_and_no_request_is_lost() -> None:
     with running(engines=[("--token-ms=2",), ("--token-ms=2",)]) as gateway:
         until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
-        answers = ask_many(gateway, 60, meanwhile=gateway.engines[0].kill)
+        answers = ask_many(gateway, 40, meanwhile=gateway.engines[0].kill)
         assert {answer.status for answer in answers} == {200}
         assert gateway.engines[0].seen("generate") and gateway.engines[1].seen("generate")
         assert gateway.ready()
@@ -76,9 +76,9 @@ def test_one_of_two_dies_and_no_request_is_lost() -> None:
 
 
 def test_health_that_flaps(tmp_path: Path) -> None:
-    flag = tmp_path / "unwell"
+    flag, other = tmp_path / "unwell", tmp_path / "other"
     flags = ["--health-failure-threshold=1", "--health-success-threshold=1"]
-    with running(*flags, engines=[("--unhealthy-file", str(flag)), ()]) as gateway:
+    with running(*flags, engines=[("--unhealthy-file", str(flag)), ("--unhealthy-file", str(other))]) as gateway:
         until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
         for _ in range(2):
             flag.touch()
@@ -91,29 +91,22 @@ def test_health_that_flaps(tmp_path: Path) -> None:
             until(lambda: gateway.workers()[0]["is_healthy"])
             assert {answer.status for answer in ask_many(gateway, 10)} == {200}
             assert len(gateway.engines[0].seen("generate")) > before
-
-
-def test_one_unwell_worker_is_503_until_it_is_well(tmp_path: Path) -> None:
-    flag = tmp_path / "unwell"
-    flags = ["--health-failure-threshold=1", "--health-success-threshold=1"]
-    with running(*flags, engine=("--unhealthy-file", str(flag))) as gateway:
         flag.touch()
+        other.touch()
         until(lambda: not gateway.ready())
         refused = gateway.chat("hi")
         assert refused.error == (503, "no_available_workers") and refused.headers["retry-after"] == "1"
-        flag.unlink()
+        other.unlink()
         until(gateway.ready)
         assert gateway.chat("hi").status == 200
 
 
-@pytest.mark.parametrize("transport", ["inline", "shm"])
-@pytest.mark.parametrize("first", ["raw", "float"])
-def test_a_fleet_of_two_forms(transport: str, first: str) -> None:
+@pytest.mark.parametrize("transport, engines", [("inline", [RAW, ()]), ("shm", [(), RAW])])
+def test_a_fleet_of_two_forms(transport: str, engines: list[tuple[str, ...]]) -> None:
     """One normalises pixels itself, the other does not; a stand-in refuses the wrong form."""
-    engines = [RAW, ()] if first == "raw" else [(), RAW]
     with running("--multimodal-tensor-transport", transport, engines=engines) as gateway:
         until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
-        answers = ask_many(gateway, 40)
+        answers = ask_many(gateway, 24)
         assert {answer.status for answer in answers} == {200}
         forms = [re.search(r"pixel_values (\w+)", answer.text)[1] for answer in answers]  # type: ignore[index]
         assert {*forms} == {"uint8", "float32"}, "every worker has its share"
@@ -121,24 +114,16 @@ def test_a_fleet_of_two_forms(transport: str, first: str) -> None:
         gateway.given_back()
 
 
-def test_the_other_form_is_made_when_a_worker_fails() -> None:
-    """Made for the first worker, refused by it, made again for the second from what was kept."""
-    engines = [(*RAW, "--fault", "refuse=UNAVAILABLE"), ()]
-    with running("--retry-initial-backoff-ms=1", engines=engines) as gateway:
-        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
-        answers = ask_many(gateway, 10, size=2)
-        assert {answer.status for answer in answers} == {200}
-        assert all("pixel_values float32" in answer.text for answer in answers)
-        assert gateway.engines[0].seen("generate")
-        gateway.given_back()
-
-
 def test_the_other_form_is_made_in_a_tight_ring() -> None:
-    """Outputs of 57 MiB: the raw tensor (12 MB) and the float one (50 MB) do not fit together."""
+    """Made for the first worker, refused by it, made again for the second from what was kept.  Outputs of 57 MiB: both
+    tensors do not fit together."""
     flags = ["--pool-ring-bytes=79691776", "--request-timeout-secs=10", "--retry-initial-backoff-ms=1"]
     with running(*flags, engines=[(*RAW, "--fault", "refuse=UNAVAILABLE"), ()]) as gateway:
         until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
         with concurrent.futures.ThreadPoolExecutor(4) as clients:
-            asked = [clients.submit(gateway.chat, [image_part(PHOTO)]) for _ in range(8)]
-            assert [one.result().status for one in asked] == [200] * 8
+            asked = [clients.submit(gateway.chat, [image_part(PHOTO)]) for _ in range(4)]
+            answers = [one.result() for one in asked]
+        assert [answer.status for answer in answers] == [200] * 4
+        assert all("pixel_values float32" in answer.text for answer in answers)
+        assert gateway.engines[0].seen("generate")
         gateway.given_back()

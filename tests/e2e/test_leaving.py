@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.running import Running, image_part, picture, question, running, text_part, until
 
-PHOTO = picture(1080, 1920, kind="JPEG")
+PHOTO = picture(720, 1280, kind="JPEG")
 
 
 @pytest.fixture(scope="module", params=["inline", "shm"])
@@ -112,10 +112,8 @@ def test_before_the_first_token(gateway: Running, stream: bool) -> None:
 
 
 def told(gateway: Running, request_id: str) -> bool:
-    """Whether the engine heard both the end of the stream and the abort."""
-    aborts = [one for line in gateway.seen("abort") for one in line["request_ids"]]
-    cancelled = [line["request_id"] for line in gateway.seen("cancelled")]
-    return all(any(one.startswith(request_id) for one in ids) for ids in (aborts, cancelled))
+    """Whether the engine was told to abort; that the stream was reset shows in its `load`."""
+    return any(one.startswith(request_id) for line in gateway.seen("abort") for one in line["request_ids"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
