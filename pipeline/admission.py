@@ -46,6 +46,12 @@ class Grant:
         if gate is not None:
             gate.give_back(self.amount)
 
+    def shrink(self, amount: int) -> None:
+        """Keep at most `amount`, give the rest back."""
+        if self._gate is not None and amount < self.amount:
+            rest, self.amount = self.amount - amount, amount
+            self._gate.give_back(rest)
+
     def grow(self, amount: int) -> bool:
         """Take `amount` more without waiting; False when the gate has not that much.
 

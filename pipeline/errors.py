@@ -4,7 +4,7 @@ A code decides the HTTP status; the status decides the `type` (OpenAI's kinds, a
 clients never holds payloads, internal addresses or stack traces; whoever raises cuts URLs with `shorten_url`.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.base import EngineError, ModalityRefused, NoWorker
 
@@ -100,6 +100,8 @@ class GatewayError(Exception):
     header. `status` overrides the table where the engine's status decides (see ENGINE_STATUS).
     """
 
+    MOST_CHARACTERS: ClassVar[int] = 1000  # a message may quote what a client sent, which has no end of its own
+
     def __init__(
         self,
         code: str,
@@ -112,9 +114,9 @@ class GatewayError(Exception):
     ) -> None:
         self.code = code
         self.status = status if status is not None else STATUS_OF_CODE[code]
-        self.message = message if item is None else f"media item {item}: {message}"
+        self.message = _cut(message if item is None else f"media item {item}: {message}", self.MOST_CHARACTERS)
         self.item = item
-        self.param = param
+        self.param = None if param is None else _cut(param, self.MOST_CHARACTERS)
         self.retry_after_s = retry_after_s
         super().__init__(self.message)
 
@@ -137,6 +139,10 @@ class GatewayError(Exception):
                 "param": self.param,
             }
         }
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def engine_failure(error: EngineError) -> GatewayError:

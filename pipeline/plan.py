@@ -19,6 +19,10 @@ from pipeline.models.base import Anchor, Family, Hints, Vocabulary
 # fps and size limits of content-part hints (SMG v1.11.0, "Frame Sampling")
 LONG_SIDE_STEP = 28
 
+UNKNOWN_WINDOW = 1 << 22  # tokens, for a model whose window nobody tells
+MOST_BYTES_PER_TOKEN = 64  # ordinary text has three to six
+LEAST_TEXT_BYTES = 4 << 20
+
 
 class MediaPart(msgspec.Struct, frozen=True):
     """One media item as the client named it.
@@ -117,11 +121,26 @@ def check_hints(parts: Sequence[MediaPart]) -> None:
             )
 
 
-def check_length(model: ServedModel, tokens: int) -> None:
-    """Refuse a prompt longer than the model's window; `tokens` counts expanded placeholders."""
-    if model.max_context is not None and tokens > model.max_context:
+def check_text(model: ServedModel, nbytes: int) -> None:
+    """Refuse text that is far beyond the model's window, before a prompt is made of it; `nbytes` of JSON, media URLs
+    not counted.
+    """
+    window = model.max_context or UNKNOWN_WINDOW
+    limit = max(MOST_BYTES_PER_TOKEN * window, LEAST_TEXT_BYTES)
+    if nbytes > limit:
         raise GatewayError(
             "context_length_exceeded",
-            f"This model's maximum context length is {model.max_context} tokens. "
+            f"This model's maximum context length is {window} tokens. However, your request has {nbytes} bytes "
+            f"of text, more than {limit}. Please reduce the length of the input.",
+        )
+
+
+def check_length(model: ServedModel, tokens: int) -> None:
+    """Refuse a prompt longer than the model's window; `tokens` counts expanded placeholders."""
+    window = model.max_context or UNKNOWN_WINDOW
+    if tokens > window:
+        raise GatewayError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {window} tokens. "
             f"However, your request has {tokens} input tokens. Please reduce the length of the input.",
         )

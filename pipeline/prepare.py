@@ -5,6 +5,7 @@ ticket's custody from that moment on, so a step that fails has nothing to clean 
 """
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -21,7 +22,7 @@ from pipeline.errors import GatewayError, engine_failure
 from pipeline.intake import Receiver
 from pipeline.logs import mm_timing
 from pipeline.metrics import Metrics
-from pipeline.plan import MediaPlan, ServedModel, check_hints, check_items, check_length
+from pipeline.plan import UNKNOWN_WINDOW, MediaPart, MediaPlan, ServedModel, check_hints, check_items, check_length
 from pipeline.prompt import Expanded, check_anchors, expand
 from pipeline.ticket import Custody, Ticket
 
@@ -66,9 +67,10 @@ class Preparation:
         check_items(model, plan.parts, _engine_limits(candidates))
         _check_vision(plan, candidates)
 
-        text, ids = await self._prompt(model, plan)
+        text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables)
+        plan = msgspec.structs.replace(plan, messages=(), template_variables={})  # many times their JSON in memory
+        ids = await self._tokenise(model, plan, text)
         if not plan.parts:
-            check_length(model, len(ids))
             return Prepared(self._request(model, plan, text, ids, (), ticket))
 
         check_hints(plan.parts)
@@ -78,6 +80,7 @@ class Preparation:
         intake = await self._receiver.take_in(plan.parts, ticket)
         looks = await self._encoder.inspect(model, intake, ticket)
 
+        plan = msgspec.structs.replace(plan, parts=_without_urls(plan.parts))  # their bytes are in spans
         positions = {position: look for look in looks for position in look.item.positions}
         in_order = [positions[position] for position in range(len(plan.parts))]
         begun = time.perf_counter()
@@ -132,13 +135,14 @@ class Preparation:
             raise GatewayError("model_not_found", f"No worker available for model '{model.model}'")
         return found
 
-    async def _prompt(self, model: ServedModel, plan: MediaPlan) -> tuple[str, list[int]]:
-        text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables)
-        ids = await model.bundle.tokenizer.encode(text)
+    async def _tokenise(self, model: ServedModel, plan: MediaPlan, text: str) -> list[int]:
+        """The prompt's ids: no more than the window takes, and an anchor for each item."""
+        ids = await model.bundle.tokenizer.encode(text, most=model.max_context or UNKNOWN_WINDOW)
+        check_length(model, len(ids))
         counts = Counter(part.modality for part in plan.parts)
         anchors = {**model.anchors, **model.guards}
         check_anchors(ids, {modality: (anchor, counts[modality]) for modality, anchor in anchors.items()})
-        return text, ids
+        return ids
 
     def _place(self, model: ServedModel, plan: MediaPlan) -> tuple[str, str]:
         """Where the media are processed.  This version has only the router; the reason is what SMG counts for it."""
@@ -161,12 +165,16 @@ class Preparation:
         return EngineRequest(
             request_id=ticket.request_id,
             model=model.model,
-            input_ids=ids,
+            input_ids=array("I", ids),  # a tenth of the list
             original_text=text,
             sampling=plan.sampling,
             stream=plan.stream,
             media=media,
         )
+
+
+def _without_urls(parts: Sequence[MediaPart]) -> tuple[MediaPart, ...]:
+    return tuple(msgspec.structs.replace(part, url=b"") for part in parts)
 
 
 def _expand(model: ServedModel, ids: Sequence[int], looks: Sequence[Look]) -> Expanded:

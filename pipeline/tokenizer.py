@@ -20,6 +20,9 @@ from pipeline.detokenize import ByteStream, ByteTable, DecodeStream, WindowStrea
 from pipeline.errors import GatewayError
 
 THREAD_CHARACTERS = 8192  # about 3 ms of encoding
+LONG_CHARACTERS = 1 << 18  # from here on few at a time, for their memory
+LONG_AT_A_TIME = 2
+_CUT_TOKENS = 64  # a cut may fall into a special token's spelling, which is then many tokens
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -28,6 +31,7 @@ class Tokenizer:
 
     def __init__(self, library: LibraryTokenizer) -> None:
         """Takes `library` over: truncation and padding, which some checkpoints ship, are switched off."""
+        self._long_texts = asyncio.Semaphore(LONG_AT_A_TIME)
         library.no_truncation()
         library.no_padding()
         self._library = library
@@ -37,13 +41,29 @@ class Tokenizer:
         self._falls_back_to_bytes = self._bytes is None and _has_byte_fallback(library)
         self._context = None if self._bytes is not None else _context_token(library, self.special_ids)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, most: int | None = None) -> list[int]:
         """Ids of `text`; a long one is encoded in a thread.  Raises `process_messages_failed` for text that is not
         Unicode.
+
+        A text of more than `most` tokens gives the ids of a beginning that has more than `most`: a token takes the
+        library some 150 bytes while it works, and text that will be refused may be megabytes of them.
         """
         if len(text) <= THREAD_CHARACTERS:
             return self.encode_now(text)
-        return await asyncio.to_thread(self.encode_now, text)
+        if len(text) <= LONG_CHARACTERS or most is None:
+            return await asyncio.to_thread(self.encode_now, text)
+        async with self._long_texts:
+            return await asyncio.to_thread(self._encode_long, text, most)
+
+    def _encode_long(self, text: str, most: int) -> list[int]:
+        """A beginning of some tokens' length, then one of twice that, ..., then all of it."""
+        length = max(4 * most, LONG_CHARACTERS)
+        while length < len(text):
+            ids = self.encode_now(text[:length])
+            if len(ids) > most + _CUT_TOKENS:
+                return ids
+            length *= 2
+        return self.encode_now(text)
 
     def encode_now(self, text: str) -> list[int]:
         """As `encode`, in the calling thread."""

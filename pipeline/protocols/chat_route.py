@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from engines.base import EngineRequest, Event
 from pipeline.errors import GatewayError
 from pipeline.plan import ServedModel
@@ -22,7 +24,8 @@ class ChatApi:
             raise
         model = serving(asked.model)
         plan = chat.plan_of(asked, model.sampling_defaults)
-        return Asked(model, plan, lambda request: ChatAnswer(model, asked, request))
+        settings = msgspec.structs.replace(asked, messages=[])  # they hold the whole body
+        return Asked(model, plan, lambda request: ChatAnswer(model, settings, request))
 
 
 class ChatAnswer:

@@ -20,7 +20,7 @@ from pipeline.catalog import Catalog
 from pipeline.config import Config
 from pipeline.errors import GatewayError, engine_failure
 from pipeline.metrics import Metrics
-from pipeline.plan import MediaPlan, ServedModel
+from pipeline.plan import MediaPlan, ServedModel, check_text
 from pipeline.prepare import Preparation, Prepared
 from pipeline.protocols.http import EventStream, read_body
 from pipeline.protocols.parts import check_content_type
@@ -73,6 +73,11 @@ def media_key(request: EngineRequest) -> str | None:
     return "".join(item.content_hash for batch in request.media for item in batch.items) or None
 
 
+def prompt_bytes(request: EngineRequest) -> int:
+    """What a prompt takes in memory, about: its text, and its ids four bytes each."""
+    return len(request.original_text) + 4 * len(request.input_ids)
+
+
 class Stations(msgspec.Struct, frozen=True):
     """What the routes of all APIs share.  `reply_headers(ticket)`: what every answer carries."""
 
@@ -98,10 +103,10 @@ class GenerationRoute:
         check_content_type(request.headers.get("Content-Type", ""))
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
         async with self._in_time(deadline):
-            asked, prepared = await self._prepare(request, ticket)
-        model, endpoint = asked.model.model, self._api.endpoint
+            begin_answer, prepared = await self._prepare(request, ticket)
+        model, endpoint = ticket.model, self._api.endpoint
         self._metrics.request_routed(model, endpoint, prepared.request.stream)
-        answer = asked.answer(prepared.request)
+        answer = begin_answer(prepared.request)
         ticket.dispatched()
 
         def media_free(consumed: bool) -> None:
@@ -142,18 +147,30 @@ class GenerationRoute:
             "request_timeout", f"the request took longer than {self._config.server.request_timeout_s:g} s"
         )
 
-    async def _prepare(self, request: web.Request, ticket: Ticket) -> tuple[Asked, Prepared]:
-        """The body lives only in here: data URLs are views of it until their bytes are in spans."""
+    async def _prepare(
+        self, request: web.Request, ticket: Ticket
+    ) -> tuple[Callable[[EngineRequest], Answer], Prepared]:
+        """The body lives only in here: data URLs are views of it until their bytes are in spans.
+
+        What stays is the prompt, and its bytes stay counted to the end of the request.
+        """
         with ticket.stage("admit"):
             body, grant = await read_body(request, self._stations.bodies, self._config.server.max_payload_bytes)
         try:
             asked = self._api.read(body, self._stations.catalog.serving)
             ticket.model = asked.model.model
             ticket.items = len(asked.plan.parts)
-            prepared = await self._stations.preparation.run(asked.model, asked.plan, ticket)
-            return asked, prepared
-        finally:
+            check_text(asked.model, len(body) - sum(len(part.url) for part in asked.plan.parts))
+            begin_answer = asked.answer
+            preparing = self._stations.preparation.run(asked.model, asked.plan, ticket)
+            del asked  # its messages are gone as soon as they are a prompt
+            prepared = await preparing
+            grant.shrink(prompt_bytes(prepared.request))
+        except BaseException:
             grant.release()
+            raise
+        ticket.custody.keep(grant.release)
+        return begin_answer, prepared
 
     async def _whole(
         self, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
