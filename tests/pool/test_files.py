@@ -46,6 +46,28 @@ def test_unlinked_and_replaced_files_are_forgotten(tmp_path: Path) -> None:
     assert (tmp_path / "b").read_bytes()[:1] == b"2"
 
 
+def test_a_replaced_file_is_never_served_from_its_old_mapping(tmp_path: Path) -> None:
+    """Also between two looks at all of them."""
+    make(tmp_path, "a", 4096)
+    views = FileViews(str(tmp_path))
+    views.view("a", 4096)
+    make(tmp_path, "new", 4096)
+    (tmp_path / "new").rename(tmp_path / "a")
+    views.view("a", 4096)[:1] = b"2"
+    assert (tmp_path / "a").read_bytes()[:1] == b"2"
+
+
+def test_the_memory_of_unlinked_files_is_let_go_at_a_later_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, "a", 4096)
+    make(tmp_path, "b", 4096)
+    views = FileViews(str(tmp_path))
+    gone = weakref.ref(views.view("a", 4096).obj)
+    (tmp_path / "a").unlink()
+    monkeypatch.setattr("pool.files.LOOK_S", 0.0)
+    views.view("b", 1)
+    assert gone() is None and len(views) == 1
+
+
 def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     for name in "abc":
         make(tmp_path, name, 4096)
