@@ -62,10 +62,17 @@ class Catalog:
     async def load(self, worker: Worker) -> None:
         """Load the worker's model unless that was done; awaited before the worker counts as ready.
 
+        What a worker tells with its labels is taken over each time: an engine may come back with another window.
         Raises BundleError with one sentence when no bundle can be had; the registry tries again later.
         """
         async with self._loading.setdefault(worker.model_id, asyncio.Lock()):
-            if worker.model_id in self._models:
+            known = self._models.get(worker.model_id)
+            if known is not None:
+                self._models[worker.model_id] = msgspec.structs.replace(
+                    known,
+                    max_context=worker.context_length or known.bundle.max_context,
+                    sampling_defaults=_sampling_defaults(worker.labels.get("default_sampling_params_json")),
+                )
                 return
             bundle = await self._bundle_for(worker)
             served = self._serve(worker, bundle)

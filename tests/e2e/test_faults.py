@@ -100,8 +100,20 @@ def test_an_engine_that_falls_silent(gateway: Running) -> None:
     until(lambda: gateway.seen("abort") and request_id in gateway.seen("abort")[-1]["request_ids"][0])
 
 
+@pytest.mark.parametrize("sent", ["half of the body", "all but the last chunk"])
+def test_a_client_that_stops_sending(gateway: Running, sent: str) -> None:
+    head = gateway.head(1000, "stopped")
+    if sent != "half of the body":
+        head = head.replace(b"Content-Length: 1000", b"Transfer-Encoding: chunked") + b"3e8\r\n"
+    with gateway.connect() as client:
+        client.sendall(head + b" " * 500)
+        client.settimeout(10)
+        reply = client.recv(65536)
+    assert reply.startswith(b"HTTP/1.1 504") and b"request_timeout" in reply
+
+
 def test_an_engine_that_exits_and_comes_back() -> None:
-    """What it says about itself is read again: the new one wants raw pixels."""
+    """What it says about itself is read again: the new one wants raw pixels and has a short window."""
     with running("--retry-max-retries=2", "--retry-initial-backoff-ms=5") as gateway:
         engine = gateway.engine
         assert "float32" in gateway.chat([image_part(picture())]).text
@@ -113,9 +125,10 @@ def test_an_engine_that_exits_and_comes_back() -> None:
         again = gateway.chat("hi")
         assert again.error == (503, "no_available_workers") and again.headers["retry-after"] == "1"
         assert gateway.call("GET", "/v1/models").json["data"][0]["id"] == "qwen3-vl-demo"
-        engine.start("--label", "mm_device_do_normalize=true")
+        engine.start("--label", "mm_device_do_normalize=true", "--label", "max_context_length=300")
         until(gateway.ready)
         assert "uint8" in gateway.chat([image_part(picture())]).text
+        assert gateway.chat("word " * 400).error == (400, "context_length_exceeded")
         (worker,) = gateway.workers()
         assert worker["labels"]["mm_device_do_normalize"] == "true"
         gateway.given_back()
