@@ -242,4 +242,6 @@ def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> 
         app.on_response_prepare.append(cors.prepare_response)
     for route in routes:
         app.router.add_route(route.method, route.path, doorkeeper.wrap(route))
+        if route.method == "GET":  # balancers probe with HEAD
+            app.router.add_route("HEAD", route.path, doorkeeper.wrap(route))
     return app

@@ -100,6 +100,13 @@ def test_an_engine_that_falls_silent(gateway: Running) -> None:
     until(lambda: gateway.seen("abort") and request_id in gateway.seen("abort")[-1]["request_ids"][0])
 
 
+def test_an_engine_that_hangs(gateway: Running) -> None:
+    """Its process is stopped: what was sent to it is given back although it still does not read."""
+    with gateway.engine.frozen():
+        assert gateway.chat([image_part(picture(720, 1280, kind="JPEG"))]).error == (504, "request_timeout")
+        gateway.given_back()
+
+
 @pytest.mark.parametrize("sent", ["half of the body", "all but the last chunk"])
 def test_a_client_that_stops_sending(gateway: Running, sent: str) -> None:
     head = gateway.head(1000, "stopped")

@@ -47,6 +47,8 @@ def test_with_the_key(gateway: Running) -> None:
 @pytest.mark.parametrize("path", ["/health", "/liveness", "/readiness", "/v1/models"])
 def test_open_routes_need_no_key(gateway: Running, path: str) -> None:
     assert gateway.call("GET", path).status == 200
+    probed = gateway.call("HEAD", path)
+    assert probed.status == 200 and not probed.body
 
 
 def test_browsers_of_the_allowed_origin(gateway: Running) -> None:
