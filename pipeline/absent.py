@@ -2,7 +2,7 @@
 
 A flag of SMG's is never "unrecognized": it is refused with a sentence.  A variable that asks for something absent stops
 the start too, because ignoring it would serve something else than was asked for.  A variable that only tunes something
-absent (a limit for clips, say, while every clip is refused) changes nothing and earns a WARN.
+absent (a limit for sounds, say, while every sound is refused) changes nothing and earns a WARN.
 """
 
 from collections.abc import Mapping
@@ -95,8 +95,6 @@ ASKING_VARIABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 # What is missing -> variables that only tune it.
 IDLE_VARIABLES: Mapping[str, str] = {
-    "clips": "SMG_VIDEO_MAX_COUNT SMG_VIDEO_MAX_INPUT_BYTES SMG_VIDEO_MAX_DECODED_BYTES SMG_VIDEO_PROCESS_TIMEOUT_SECS "
-    "SMG_VIDEO_DECODE_BACKEND",
     "sounds": "SMG_AUDIO_MAX_COUNT SMG_AUDIO_MAX_INPUT_BYTES SMG_AUDIO_MAX_DECODED_BYTES "
     "SMG_AUDIO_PROCESS_TIMEOUT_SECS SMG_AUDIO_DECODE_BACKEND",
     "TokenSpeed workers": "SMG_TOKENSPEED_ENCODER_INPUT_DTYPE SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE "
@@ -104,9 +102,6 @@ IDLE_VARIABLES: Mapping[str, str] = {
     "an RDMA lane": "SMG_RDMA_POOL_SLOTS SMG_RDMA_SLOT_BYTES SMG_RDMA_LISTEN_PORT SMG_RDMA_LANDING_WAIT_S "
     "SMG_RDMA_READ_TIMEOUT_S",
 }
-
-# Words SMG_VIDEO_DECODE_BACKEND knows: any other stops the start, clips or not.
-VIDEO_BACKENDS = ("auto", "pyav", "opencv", "ffmpeg")
 
 # Read by the engine's servicer, never by the gateway.
 ENGINE_VARIABLES = (

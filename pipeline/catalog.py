@@ -172,6 +172,8 @@ class Catalog:
             return media.image_limit, "--mm-per-request-image-limit"
         if modality is Modality.IMAGE and media.image_max_count is not None:
             return media.image_max_count, "SMG_IMAGE_MAX_COUNT"
+        if modality is Modality.VIDEO and media.video_max_count is not None:
+            return media.video_max_count, "SMG_VIDEO_MAX_COUNT"
         return family.limits[modality], "the model spec"
 
 

@@ -16,7 +16,7 @@ from pipeline.errors import GatewayError
 from pipeline.intake import Intake, Item, Receiver, failed
 from pipeline.jobs import Inspect, Inspected
 from pipeline.metrics import Metrics
-from pipeline.models.base import Measured, MediaError, SideTensor, Source
+from pipeline.models.base import Measured, MediaError, Sampling, SideTensor, Source
 from pipeline.pixels import Look, PixelMaker, Pixels, tensor_bytes
 from pipeline.plan import ServedModel
 from pipeline.poolwork import PoolWork, all_or_first_error
@@ -31,13 +31,22 @@ class Encoder:
     """Runs a request's jobs in the pool."""
 
     def __init__(
-        self, work: PoolWork, maker: PixelMaker, inflight: InflightMedia, receiver: Receiver, metrics: Metrics
+        self,
+        work: PoolWork,
+        maker: PixelMaker,
+        inflight: InflightMedia,
+        receiver: Receiver,
+        metrics: Metrics,
+        *,
+        max_clip_bytes: int = 1 << 30,
     ) -> None:
+        """`max_clip_bytes`: of the frames of one clip, decoded."""
         self._work = work
         self._maker = maker
         self._inflight = inflight
         self._receiver = receiver
         self._metrics = metrics
+        self._max_clip_bytes = max_clip_bytes
 
     async def inspect(self, model: ServedModel, intake: Intake, ticket: Ticket) -> tuple[Look, ...]:
         """Decode base64, hash and measure every item, then all of them together.  Raises
@@ -57,19 +66,30 @@ class Encoder:
             hints=item.hints,
             max_input_bytes=self._receiver.max_bytes(item.modality),
             full_size=family.own_long_side,
+            sampling=_sampling(model, item),
         )
         outcome = await self._work.run(job, item.positions[0], [lease])
         ticket.add("fetch", outcome.run_s)
         facts = outcome.result
         assert isinstance(facts, Inspected)
-        source = Source(height=facts.height, width=facts.width, frames=facts.frames, hints=item.hints)
+        source = Source(facts.height, facts.width, facts.frames, item.hints, facts.rate)
         try:
             measured = family.measure(model.settings, item.modality, source)
+            self._check_decoded(item.modality, facts, measured)
         except MediaError as error:
             raise failed(error, item.positions[0]) from None
         self._metrics.media_bytes(item.modality.value, facts.nbytes)
         ticket.media_bytes += facts.nbytes
         return Look(item, facts, measured)
+
+    def _check_decoded(self, modality: Modality, facts: Inspected, measured: Measured) -> None:
+        """A clip's frames, as they would be together; raises MediaError."""
+        decoded = 3 * facts.stored_height * facts.stored_width * measured.frames
+        if modality is Modality.VIDEO and decoded > self._max_clip_bytes:
+            raise MediaError(
+                f"video decode error: decoded video RGB payload would be {decoded} bytes, "
+                f"exceeding SMG_VIDEO_MAX_DECODED_BYTES={self._max_clip_bytes}"
+            )
 
     async def encode(
         self,
@@ -83,6 +103,11 @@ class Encoder:
         """Every item's tensor.  What they lie in is in the ticket's `media` custody."""
         self._inflight.check_size(sum(tensor_bytes(look.measured, form) * len(look.item.positions) for look in looks))
         return await self._maker.make(model, intake, looks, form, outlook, ticket)
+
+
+def _sampling(model: ServedModel, item: Item) -> Sampling:
+    assert model.family is not None
+    return model.family.sampling(model.settings, item.hints) if item.modality is Modality.VIDEO else Sampling()
 
 
 def reconciled(model: ServedModel, looks: Sequence[Look]) -> tuple[Look, ...]:
@@ -109,7 +134,7 @@ def side_tensor(side: SideTensor) -> Tensor:
 
 
 def batches(model: ServedModel, pixels: Pixels, expanded: Expanded) -> tuple[MediaBatch, ...]:
-    """The engine's view: one batch by modality, items in prompt order."""
+    """The engine's view: one batch by modality, pictures before clips, items in prompt order."""
     by_position: dict[int, tuple[Look, memoryview]] = {}
     for look, buffers in zip(pixels.looks, pixels.buffers, strict=True):
         for nth, position in enumerate(look.item.positions):
@@ -136,5 +161,6 @@ def batches(model: ServedModel, pixels: Pixels, expanded: Expanded) -> tuple[Med
             form=pixels.form,
             segment=pixels.segment,
         )
-        for modality, items in grouped.items()
+        for modality in Modality  # the order of SMG's messages
+        if (items := grouped.get(modality))
     )

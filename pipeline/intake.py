@@ -72,7 +72,10 @@ class Receiver:
     """Brings the bytes of a request's media into spans."""
 
     def __init__(self, config: Config, fetcher: Fetcher, inputs: Arena, bodies: Bodies) -> None:
-        self._max_bytes = {Modality.IMAGE: config.media.image_max_input_bytes}
+        self._max_bytes = {
+            Modality.IMAGE: config.media.image_max_input_bytes,
+            Modality.VIDEO: config.media.video_max_input_bytes,
+        }
         self._per_request = config.media.max_fetches_per_request
         self._deadline_s = config.media.fetch_timeout_s
         self._fetcher = fetcher

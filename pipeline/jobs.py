@@ -1,13 +1,15 @@
 """The work a pool process does for one picture, clip or sound: typed jobs in, typed results out.
 
-Two jobs make one picture.  `Inspect` turns what the client sent into plain bytes (base64 decoded in place), hashes them
-and reads the header: from its `Inspected` the frontend knows the tensor's size and reserves the outputs of the whole
-request together. `Encode` decodes, resizes and lays out patches straight into the sink.  Decoded frames never leave the
-process.
+Two jobs make one item.  `Inspect` turns what the client sent into plain bytes (base64 decoded in place), hashes them
+and reads the header, of a clip every packet's: from its `Inspected` the frontend knows the tensor's size and reserves
+the outputs of the whole request together.  `Encode` decodes, resizes and lays out patches straight into the sink.
+Decoded frames never leave the process.
 """
 
 import math
+import struct
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import blake3
@@ -16,9 +18,9 @@ import numpy as np
 
 from engines.base import ITEM_BYTES, Form, Modality
 from pipeline import allocator, models
-from pipeline.media import image
+from pipeline.media import image, video
 from pipeline.media.base64text import decode_base64
-from pipeline.models.base import Family, Hints, Measured, MediaError
+from pipeline.models.base import Family, Hints, Measured, MediaError, Sampling, Source
 from pool.process import JobError
 from pool.spans import Span
 
@@ -45,7 +47,8 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     """Look at one item: `source` holds its bytes, or base64 text when `base64`.
 
     The plain bytes are at the start of the same span afterwards.  `max_input_bytes` bounds the decoded length.
-    `full_size`: tell the size without the long-side cap (the family applies it itself).
+    `full_size`: tell the size without the long-side cap (the family applies it itself).  `sampling`: how frames of a
+    clip will be chosen, for its hash.
     """
 
     item: int
@@ -55,11 +58,12 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     hints: Hints
     max_input_bytes: int
     full_size: bool = False
+    sampling: Sampling = Sampling()
 
 
 class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
     """`nbytes`: length of the plain bytes.  `height`, `width`: after orientation and the long-side cap (unless
-    `full_size`); `frames`: of a clip.
+    `full_size`); `frames` of a clip in all, `rate` of them a second.
     """
 
     nbytes: int
@@ -70,6 +74,7 @@ class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
     stored_height: int
     stored_width: int
     format: str
+    rate: float = 1.0
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -127,9 +132,11 @@ class Bench(Protocol):
 
     def file(self, name: str, nbytes: int) -> memoryview: ...
 
+    def remaining(self) -> float: ...
+
 
 class MediaWorkshop:
-    """Runs the jobs in a pool process.  Pictures today; a job for another modality is refused."""
+    """Runs the jobs in a pool process.  Pictures and clips; a job for another modality is refused."""
 
     job_type: Any = Job
     result_type: Any = Result
@@ -143,6 +150,7 @@ class MediaWorkshop:
         """In the supervisor, before the first fork: what every process needs is then shared memory of all."""
         models.discover()
         image.preload()
+        video.preload()
 
     def prepare(self) -> None:
         allocator.keep_pages()
@@ -156,11 +164,11 @@ class MediaWorkshop:
         self._models[key] = family, msgspec.json.decode(described.settings, type=family.settings_type)
 
     def run(self, job: Inspect | Encode | Copy, bench: Bench) -> Inspected | Encoded | Copied:
-        """Raises JobError for what the client sent."""
+        """Raises JobError for what the client sent, TimeoutError when a clip takes longer than it may."""
         if isinstance(job, Copy):
             return _copy(job, bench)
         try:
-            if job.modality is not Modality.IMAGE:
+            if job.modality is Modality.AUDIO:
                 raise MediaError(f"{job.modality.value} is not decoded here")
             return _inspect(job, bench) if isinstance(job, Inspect) else self._encode(job, bench)
         except MediaError as error:
@@ -176,14 +184,25 @@ class MediaWorkshop:
         began = time.perf_counter()
         hints = Hints() if family.own_long_side else job.hints
         source = bench.span(job.source)[: job.nbytes]
-        picture = image.decode(source, hints, keep_alpha=family.keeps_alpha(settings))
-        decoded = time.perf_counter()
+        picture: Any
+        if job.modality is Modality.VIDEO:
+
+            def choose(frames: int, rate: float) -> Sequence[int]:
+                return family.sample(settings, Source(0, 0, frames, job.hints, rate))
+
+            picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench)))
+        else:
+            clock = None
+            picture = image.decode(source, hints, keep_alpha=family.keeps_alpha(settings))
+        decoded = time.perf_counter() - began
         nbytes = math.prod(job.measured.primary_shape) * ITEM_BYTES[job.form.dtype]
         first, *others = (_sink(sink, nbytes, bench) for sink in job.sinks)
         family.encode(settings, job.modality, picture, job.measured, job.form, np.frombuffer(first, np.uint8))
         for other in others:
             other[:] = first
-        return Encoded(decode_s=decoded - began, preprocess_s=time.perf_counter() - decoded)
+        if clock is not None:
+            decoded += clock.seconds
+        return Encoded(decode_s=decoded, preprocess_s=time.perf_counter() - began - decoded)
 
 
 def _inspect(job: Inspect, bench: Bench) -> Inspected:
@@ -195,9 +214,20 @@ def _inspect(job: Inspect, bench: Bench) -> Inspected:
         raise MediaError(
             f"{kind} input payload of {nbytes} bytes exceeds the maximum size of {job.max_input_bytes} bytes"
         )
-    header = image.inspect(memoryview(data), Hints() if job.full_size else job.hints)
-    found = Inspected(
-        nbytes=nbytes,
+    hints = Hints() if job.full_size else job.hints
+    if job.modality is Modality.VIDEO:
+        found = _inspect_clip(job, memoryview(data), hints, bench)
+    else:
+        found = _inspect_picture(job, memoryview(data), hints)
+    if job.base64:  # last of all: when the codec kills this process, the job is run again and needs its text
+        span[:nbytes] = data
+    return found
+
+
+def _inspect_picture(job: Inspect, data: memoryview, hints: Hints) -> Inspected:
+    header = image.inspect(data, hints)
+    return Inspected(
+        nbytes=len(data),
         content_hash=content_hash(data, job.hints),
         height=header.height,
         width=header.width,
@@ -206,9 +236,49 @@ def _inspect(job: Inspect, bench: Bench) -> Inspected:
         stored_width=header.stored_width,
         format=header.format,
     )
-    if job.base64:  # last of all: when the codec kills this process, the job is run again and needs its text
-        span[:nbytes] = data
-    return found
+
+
+def _inspect_clip(job: Inspect, data: memoryview, hints: Hints, bench: Bench) -> Inspected:
+    clip = video.inspect(data, hints, _deadline(bench))
+    return Inspected(
+        nbytes=len(data),
+        content_hash=clip_hash(data, job.hints, job.sampling),
+        height=clip.height,
+        width=clip.width,
+        frames=clip.frames,
+        stored_height=clip.stored_height,
+        stored_width=clip.stored_width,
+        format=clip.format,
+        rate=clip.rate,
+    )
+
+
+def _deadline(bench: Bench) -> Callable[[], None]:
+    """What decoders call between packets."""
+
+    def check() -> None:
+        if not bench.remaining():
+            raise TimeoutError
+
+    return check
+
+
+class _Clock:
+    """An iterator's items, and how long the iterator took to make them."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self.seconds = 0.0
+
+    def __iter__(self) -> "_Clock":
+        return self
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.seconds += time.perf_counter() - began
 
 
 def _copy(job: Copy, bench: Bench) -> Copied:
@@ -229,6 +299,20 @@ def content_hash(data: memoryview | bytes, hints: Hints) -> str:
         return blake3.blake3(data).hexdigest()
     tagged = blake3.blake3(b"smg.media.params.v1" + len(data).to_bytes(8, "little"))
     return tagged.update(data).update(hints.max_long_side.to_bytes(4, "little")).hexdigest()
+
+
+def clip_hash(data: memoryview | bytes, hints: Hints, sampling: Sampling) -> str:
+    """As `content_hash`, for a clip: of the bytes when its frames are sampled as by default and in full size.
+
+    Tagged: the tag, the length as 8 bytes, the bytes, frames a second as float32, the cap as 4 bytes (0 for none), one
+    byte for sampling by intervals; little endian.
+    """
+    if hints.max_long_side is None and sampling == Sampling():
+        return blake3.blake3(data).hexdigest()
+    tagged = blake3.blake3(b"smg.media.params.v1" + len(data).to_bytes(8, "little"))
+    tagged.update(data)
+    tagged.update(struct.pack("<fIB", sampling.rate, hints.max_long_side or 0, sampling.by_interval))
+    return tagged.hexdigest()
 
 
 def _sink(sink: Sink, nbytes: int, bench: Bench) -> memoryview:

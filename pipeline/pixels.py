@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from engines.base import ITEM_BYTES, Form
+from engines.base import ITEM_BYTES, Form, Modality
 from engines.dispatch import Outlook
 from pipeline.cache import Entry, InFile, InSpan, Key, PixelCache, Release
 from pipeline.errors import GatewayError
@@ -81,7 +81,7 @@ class Asked(msgspec.Struct, frozen=True):
                 source=look.item.source,
                 nbytes=look.facts.nbytes,
                 hints=look.item.hints,
-                measured=look.measured,
+                measured=msgspec.structs.replace(look.measured, seconds=()),  # hundreds, and of no use to the job
                 form=self.form,
                 sinks=(),
             )
@@ -117,7 +117,8 @@ class PixelMaker:
     ) -> Pixels:
         """All tensors of a request; what they lie in is in the ticket's `media` custody."""
         asked = Asked(model, looks, form, intake.lease, ticket)
-        if outlook.by_segment and asked.total >= outlook.min_segment_bytes:
+        is_mixed = len({look.item.modality for look in looks}) > 1  # each modality is a tensor of its own to an engine
+        if outlook.by_segment and asked.total >= outlook.min_segment_bytes and not is_mixed:
             wanted = asked.wanted(in_file=True)
             is_single = sum(len(look.item.positions) for look in looks) == 1
             found = await (self._single(asked, wanted) if is_single else self._joined(asked, wanted))
@@ -170,8 +171,8 @@ class PixelMaker:
             entry = known or self._begin(asked, key, wanted[key].job, place, (place.sink,), [lease])
             self._hold_span(entry, held)
             entries[key] = (entry, known is None)
-        for entry, is_mine in entries.values():
-            self._cache.note(asked.model.model, None if is_mine else entry)
+        for key, (entry, is_mine) in entries.items():
+            self._note(asked, wanted[key], None if is_mine else entry)
         return entries
 
     def _hold_span(self, entry: Entry, held: Custody) -> None:
@@ -202,7 +203,7 @@ class PixelMaker:
 
     async def _published(self, asked: Asked, want: Wanted, entry: Entry, *, is_mine: bool) -> Pixels:
         assert isinstance(entry.place, InFile)
-        self._cache.note(asked.model.model, None if is_mine else entry)
+        self._note(asked, want, None if is_mine else entry)
         asked.ticket.media.keep(self._cache.join(entry))
         use = self._in_custody(entry.place.segment.share(), asked.ticket)
         await all_or_first_error([self._made(asked, want, entry, is_mine)])
@@ -242,7 +243,9 @@ class PixelMaker:
         masters: dict[Key, Segment] = {}
         try:
             for key, want in wanted.items():
-                if self._cache.may_keep(want.nbytes, in_file=True) and self._cache.find(key) is None:
+                if not _is_keepable(want.job) or self._cache.find(key) is not None:
+                    continue
+                if self._cache.may_keep(want.nbytes, in_file=True):
                     master = await self._cache.segment(want.nbytes)
                     if master is not None:
                         masters[key] = master
@@ -263,7 +266,7 @@ class PixelMaker:
     ) -> Awaitable[None]:
         """What brings one picture to its places in `whole`.  The master it is kept in is taken out of `masters`."""
         entry = self._cache.find(key)
-        self._cache.note(asked.model.model, entry)
+        self._note(asked, want, entry)
         held = Custody()
         asked.ticket.media.keep(held.close)
         if entry is not None:
@@ -294,6 +297,10 @@ class PixelMaker:
         self._metrics.stage("copy", want.job.modality.value, copied.copy_s)
         held.close()
 
+    def _note(self, asked: Asked, want: Wanted, found: Entry | None) -> None:
+        if found is not None or _is_keepable(want.job):
+            self._cache.note(asked.model.model, found)
+
     def _in_custody(self, segment: Segment, ticket: Ticket) -> Segment:
         ticket.media.keep(lambda: segment.settle(consumed=ticket.media_consumed, reader=ticket.worker or None))
         return segment
@@ -314,7 +321,7 @@ class PixelMaker:
     ) -> Entry:
         # the task submits the job, which pins the leases, before any later turn of this request
         work = self._encode(msgspec.structs.replace(job, sinks=sinks), [asked.inputs, *leases])
-        return self._cache.begin(key, place, work, holds, keepable=keepable)
+        return self._cache.begin(key, place, work, holds, keepable=keepable and _is_keepable(job))
 
     async def _encode(self, job: Encode, leases: Sequence[Lease]) -> Encoded:
         encoded = (await self._work.submit(job, leases)).result
@@ -324,11 +331,16 @@ class PixelMaker:
         return encoded
 
     async def _made(self, asked: Asked, want: Wanted, entry: Entry, is_mine: bool) -> None:
-        with self._work.told(want.job.item):
+        with self._work.told(want.job.item, want.job.modality):
             encoded = await entry.made()
         if is_mine:
             asked.ticket.add("decode", encoded.decode_s)
             asked.ticket.add("preprocess", encoded.preprocess_s)
+
+
+def _is_keepable(job: Encode) -> bool:
+    """Clips are shared while they are made, and not kept."""
+    return job.modality is Modality.IMAGE
 
 
 def _begins(asked: Asked) -> dict[int, int]:

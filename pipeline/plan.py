@@ -18,6 +18,8 @@ from pipeline.models.base import Anchor, Family, Hints, Vocabulary
 
 # fps and size limits of content-part hints (SMG v1.11.0, "Frame Sampling")
 LONG_SIDE_STEP = 28
+CLIP_LONG_SIDES = (150, 3584)
+CLIP_RATES = (0.2, 5.0)
 
 UNKNOWN_WINDOW = 1 << 22  # tokens, for a model whose window nobody tells
 MOST_BYTES_PER_TOKEN = 64  # ordinary text has three to six
@@ -112,13 +114,25 @@ def check_items(model: ServedModel, parts: Sequence[MediaPart], engine_limits: M
 def check_hints(parts: Sequence[MediaPart]) -> None:
     """Refuse hints outside their range; raises `multimodal_processing_failed` with the item's index."""
     for index, part in enumerate(parts):
-        cap = part.hints.max_long_side
-        if cap is not None and (cap <= 0 or cap % LONG_SIDE_STEP):
-            raise GatewayError(
-                "multimodal_processing_failed",
-                f"max_long_side_pixel must be a positive multiple of {LONG_SIDE_STEP}, got {cap}",
-                item=index,
-            )
+        wrong = _wrong_clip_hint(part.hints) if part.modality is Modality.VIDEO else _wrong_hint(part.hints)
+        if wrong is not None:
+            raise GatewayError("multimodal_processing_failed", wrong, item=index)
+
+
+def _wrong_hint(hints: Hints) -> str | None:
+    cap = hints.max_long_side
+    if cap is not None and (cap <= 0 or cap % LONG_SIDE_STEP):
+        return f"max_long_side_pixel must be a positive multiple of {LONG_SIDE_STEP}, got {cap}"
+    return None
+
+
+def _wrong_clip_hint(hints: Hints) -> str | None:
+    cap, (least, most) = hints.max_long_side, CLIP_LONG_SIDES
+    if hints.fps is not None and not CLIP_RATES[0] <= hints.fps <= CLIP_RATES[1]:
+        return f"fps must be between {CLIP_RATES[0]:g} and {CLIP_RATES[1]:g}, got {hints.fps:g}"
+    if cap is not None and (cap % LONG_SIDE_STEP or not least <= cap <= most):
+        return f"video max_long_side_pixel must be a multiple of {LONG_SIDE_STEP} within {least}..={most}, got {cap}"
+    return None
 
 
 def check_text(model: ServedModel, nbytes: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from engines.base import Modality
 from pipeline.errors import GatewayError
 from pipeline.intake import failed
 from pipeline.jobs import Job, Result
@@ -35,37 +36,45 @@ async def all_or_first_error(work: Sequence[Awaitable[T]]) -> list[T]:
 
 
 class PoolWork:
-    """What the frontend has of the pool.  `deadline_s`: longest job, from when a process begins it."""
+    """What the frontend has of the pool.  `deadline_s`: longest job, from when a process begins it; `clip_deadline_s`
+    that of a clip.
+    """
 
-    def __init__(self, pool: Pool[Job, Result], deadline_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self, pool: Pool[Job, Result], deadline_s: float, metrics: Metrics, *, clip_deadline_s: float = 30.0
+    ) -> None:
         self._pool = pool
         self._deadline_s = deadline_s
+        self._clip_deadline_s = clip_deadline_s
         self._metrics = metrics
 
     async def run(self, job: Job, item: int, leases: Sequence[Lease] = ()) -> Outcome[Result]:
         """Raises `multimodal_processing_failed` with the item."""
-        with self.told(item):
+        with self.told(item, job.modality):
             return await self.submit(job, leases)
 
     async def submit(self, job: Job, leases: Sequence[Lease] = ()) -> Outcome[Result]:
         """Raises what `Pool.submit` raises."""
-        outcome = await self._pool.submit(job, deadline_s=self._deadline_s, leases=leases)
+        outcome = await self._pool.submit(job, deadline_s=self._deadline_of(job.modality), leases=leases)
         self._metrics.page_faults(outcome.minor_faults)
         return outcome
 
     @contextmanager
-    def told(self, item: int) -> Iterator[None]:
+    def told(self, item: int, modality: Modality) -> Iterator[None]:
         """What the pool raises in here is `multimodal_processing_failed` with the item."""
         try:
             yield
         except (JobFailed, JobOverran, JobLost, JobCrashed) as error:
-            raise self._explained(error, item) from None
+            raise self._explained(error, item, modality) from None
 
-    def _explained(self, error: Exception, item: int) -> GatewayError:
+    def _explained(self, error: Exception, item: int, modality: Modality) -> GatewayError:
         if isinstance(error, JobFailed):
             return failed(str(error), item)
         if isinstance(error, JobOverran):
-            return failed(f"processing took longer than {self._deadline_s:g} s", item)
+            return failed(f"processing took longer than {self._deadline_of(modality):g} s", item)
         if isinstance(error, JobLost):
             return failed("processing ended the decoder process twice", item)
         return failed("the decoder failed on this input", item)
+
+    def _deadline_of(self, modality: Modality) -> float:
+        return self._clip_deadline_s if modality is Modality.VIDEO else self._deadline_s

@@ -115,7 +115,8 @@ class Preparation:
         ticket.custody.keep(ticket.unread.release)
         request = await encoded(outlook.form)
         if self._config.media.log_timing:
-            _log_timing(plan, ticket, expand_s, len(ids), len(expanded.ids))
+            frames = sum(look.measured.frames for look in in_order if look.item.modality is Modality.VIDEO)
+            _log_timing(plan, ticket, frames, expand_s, len(ids), len(expanded.ids))
         is_uniform = all(self._dispatcher.form_of(worker) == outlook.form for worker in candidates)
         if is_uniform:
             ticket.inputs.close()
@@ -206,13 +207,13 @@ def _check_vision(plan: MediaPlan, candidates: Sequence[Worker]) -> None:
             )
 
 
-def _log_timing(plan: MediaPlan, ticket: Ticket, expand_s: float, original: int, expanded: int) -> None:
+def _log_timing(plan: MediaPlan, ticket: Ticket, frames: int, expand_s: float, original: int, expanded: int) -> None:
     """SMG's line for one multimodal request.  The model's configuration is looked up at registration, so never here."""
     counts = Counter(part.modality.value for part in plan.parts)
     mm_timing(
         ticket.request_id,
         counts=counts,
-        frames=0,
+        frames=frames,
         fetch_decode_s=ticket.stages.get("fetch", 0.0) + ticket.stages.get("decode", 0.0),
         config_lookup_s=0.0,
         preprocess_s=ticket.stages.get("preprocess", 0.0),

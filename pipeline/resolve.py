@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.absent import ASKING_VARIABLES, IDLE_VARIABLES, VIDEO_BACKENDS
+from pipeline.absent import ASKING_VARIABLES, IDLE_VARIABLES
 from pipeline.checks import check_sections
 from pipeline.config import DECLARED, Config, ConfigError, Source
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
@@ -139,10 +139,6 @@ def _range(one: Declared) -> str:
 def _absent(environ: Mapping[str, str]) -> Iterator[str]:
     """Warnings about variables for things this version does not have; ConfigError for one that asks for one."""
     present = {name: text.strip() for name, text in environ.items() if name.startswith("SMG_") and text.strip()}
-    backend = present.get("SMG_VIDEO_DECODE_BACKEND", "auto")
-    if backend.lower() not in VIDEO_BACKENDS:
-        expected = f"{', '.join(VIDEO_BACKENDS[:-1])}, or {VIDEO_BACKENDS[-1]}"
-        raise ConfigError(f"unsupported SMG_VIDEO_DECODE_BACKEND={backend[:64]}; expected {expected}")
     for name, (what, quiet) in ASKING_VARIABLES.items():
         if name in present and present[name].lower() not in quiet:
             raise ConfigError(

@@ -146,6 +146,54 @@ class Media(msgspec.Struct, frozen=True):
     image_max_input_bytes: Annotated[
         int, size(MEDIA, "", "Largest encoded image.", variable="SMG_IMAGE_MAX_INPUT_BYTES")
     ] = 256 << 20
+    video_max_count: (
+        Annotated[
+            int,
+            setting(
+                MEDIA,
+                "",
+                "Clips in one request, for every model that takes clips.",
+                variable="SMG_VIDEO_MAX_COUNT",
+                ge=1,
+                computed="the model's limit",
+            ),
+        ]
+        | None
+    ) = None
+    video_max_input_bytes: Annotated[
+        int, size(MEDIA, "", "Largest encoded clip.", variable="SMG_VIDEO_MAX_INPUT_BYTES")
+    ] = 256 << 20
+    video_max_decoded_bytes: Annotated[
+        int,
+        size(
+            MEDIA,
+            "",
+            "RGB bytes of all frames used of one clip; above it 400, before any is decoded.",
+            variable="SMG_VIDEO_MAX_DECODED_BYTES",
+        ),
+    ] = 1 << 30
+    video_timeout_s: Annotated[
+        float,
+        seconds(
+            MEDIA,
+            "",
+            "Longest look at a clip and longest decoding and preprocessing of it.",
+            ge=0.001,
+            variable="SMG_VIDEO_PROCESS_TIMEOUT_SECS",
+        ),
+    ] = 30.0
+    video_backend: Annotated[
+        Literal["auto", "pyav"],
+        setting(
+            MEDIA,
+            "",
+            "What decodes clips; auto means pyav, ffmpeg's libraries inside the pool processes.",
+            variable="SMG_VIDEO_DECODE_BACKEND",
+            stops=True,
+            bad_variable="unsupported SMG_VIDEO_DECODE_BACKEND={value}; expected auto, pyav, opencv, or ffmpeg",
+            later={"opencv": "decoding with OpenCV", "ffmpeg": "decoding with the ffmpeg program"},
+        ),
+    ] = "auto"
     inflight_max_bytes: (
         Annotated[
             int,

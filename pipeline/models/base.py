@@ -66,13 +66,27 @@ class Source(msgspec.Struct, frozen=True):
     """What decoding will give, known from the file's header: size after orientation and the long-side cap, frames of a
     clip.
 
-    `hints`: what the part asked for.  With `Family.own_long_side` the cap is not in the size yet.
+    `hints`: what the part asked for.  With `Family.own_long_side` the cap is not in the size yet.  `rate`: frames a
+    second of a clip, on average.
     """
 
     height: int
     width: int
     frames: int = 1
     hints: Hints = Hints()
+    rate: float = 1.0
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return self.frames / self.rate
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """Frames a second; `by_interval`: the first frame at or after each point in time, else spread evenly."""
+
+    rate: float = 2.0
+    by_interval: bool = False
 
 
 class SideTensor(msgspec.Struct, frozen=True):
@@ -88,7 +102,8 @@ class Measured(msgspec.Struct, frozen=True):
 
     `primary_shape`: this item's rows of the primary tensor.  `feature_tokens`: embeddings the encoder will return for
     it. `resized`: height, width handed to the patch layout.  `side`: this item's rows of every side tensor, in wire
-    order. `stated_size`: height, width before resizing, for families whose prompt names it (Kimi-K3).
+    order. `stated_size`: height, width before resizing, for families whose prompt names it (Kimi-K3).  `frames`: how
+    many of a clip's are used; `seconds`: the times its prompt states, by temporal step.
     """
 
     primary_shape: tuple[int, ...]
@@ -96,6 +111,8 @@ class Measured(msgspec.Struct, frozen=True):
     resized: tuple[int, int]
     side: Mapping[str, SideTensor]
     stated_size: tuple[int, int] | None = None
+    frames: int = 1
+    seconds: tuple[float, ...] = ()
 
 
 class Replacement(msgspec.Struct, frozen=True):
@@ -144,6 +161,14 @@ class Family:
         """The id the embeddings land on (from config.json where the family states it there)."""
         raise NotImplementedError
 
+    def sample(self, settings: Any, source: Source) -> Sequence[int]:
+        """Which of a clip's frames are used: indices in ascending order, at least one; one may occur repeatedly."""
+        raise NotImplementedError
+
+    def sampling(self, settings: Any, hints: Hints) -> Sampling:
+        """What the sampling of clips depends on beside the clip; part of their content hash."""
+        raise NotImplementedError
+
     def measure(self, settings: Any, modality: Modality, source: Source) -> Measured:
         """The tensors one item will have.  Raises MediaError when the family refuses the size."""
         raise NotImplementedError
@@ -168,7 +193,8 @@ class Family:
         `form.dtype`).
 
         `frames`: for a picture the PIL image in mode RGB (RGBA: see `keeps_alpha`), oriented, in the size `measure` was
-        told.  Every byte of `out` is written exactly once; nothing of that size is allocated.
+        told.  For a clip an iterator over `measured.frames` such images: what `sample` chose, one in memory at a time.
+        Every byte of `out` is written exactly once; nothing of that size is allocated.
         """
         raise NotImplementedError
 

@@ -15,14 +15,14 @@ from tests.e2e.running import Answer, data_url
 
 MODEL = "qwen3-vl"
 PICTURES = DATA / "pictures" / "oracle"
-CLIP = DATA / "field_cases" / "media" / "hint_fps_high.mp4"  # stands in for the record's own: it is only refused
+CLIPS = DATA / "clips" / "oracle"
 MIME = {".jpg": "image/jpeg", ".png": "image/png", ".webp": "image/webp", ".gif": "image/gif", ".bmp": "image/bmp"}
 
 _KEPT = {"object", "model", "role", "system_fingerprint", "service_tier", "type", "refusal", "index"}
 
 
 def media_file(name: str) -> Path:
-    return CLIP if name.endswith(".mp4") else PICTURES / name
+    return (CLIPS if name.endswith(".mp4") else PICTURES) / name
 
 
 def filled(value: Any, base: str) -> Any:
@@ -42,8 +42,10 @@ def filled(value: Any, base: str) -> Any:
 
 
 def media_targets() -> dict[str, Reply]:
-    """Every picture, and what the media host of the records answered under other names."""
+    """Every clip and picture, and what the media host of the records answered under other names."""
     found: dict[str, Reply] = {}
+    for path in CLIPS.iterdir():
+        found[f"/{path.name}"] = {"file": f"clips/oracle/{path.name}", "headers": {"Content-Type": "video/mp4"}}
     for path in PICTURES.iterdir():
         file, typed = f"pictures/oracle/{path.name}", {"Content-Type": MIME.get(path.suffix, "image/tiff")}
         found[f"/{path.name}"] = {"file": file, "headers": typed}
@@ -85,7 +87,7 @@ def answer_shape(answer: Answer) -> dict[str, Any]:
 def engine_view(record: dict[str, Any]) -> dict[str, Any]:
     """A journal record in the form of the data: key lists in order, nothing twice."""
     message = json.loads(json.dumps(record["message"]))
-    for batch in [message.get("mm_inputs", {})]:
+    for batch in [message.get("mm_inputs", {}), *message.get("extra_mm_inputs", [])]:
         for name in ("mm_hashes", "mm_placeholders"):
             batch.pop(name, None)
         for name in ("batched_keys", "keep_on_cpu_keys"):

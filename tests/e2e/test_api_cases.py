@@ -22,9 +22,6 @@ WINDOW = 8192  # of the model in the measurements
 
 LATER_ROUTES = ("/v1/messages", "/v1/responses")
 LATER = {
-    "video bogus": (400, "invalid_multimodal_request"),  # clips
-    "video fps 9": (400, "invalid_multimodal_request"),
-    "video mlsp 100": (400, "invalid_multimodal_request"),
     "tool_choice unknown function": (400, "unsupported_parameter"),  # tools
 }
 # The template of our bundle does not write tool calls; the one of the measurements did.

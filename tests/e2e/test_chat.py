@@ -136,8 +136,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "invalid_multimodal_request",
     ),
-    "a clip": (
-        {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "http://h/a.mp4"}}]}]},
+    "two clips": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "video_url", "video_url": {"url": "http://h/a.mp4"}}] * 2}
+            ]
+        },
         400,
         "invalid_multimodal_request",
     ),
@@ -212,7 +216,7 @@ def test_request_ids_come_back(gateway: Running) -> None:
 
 def test_models_workers_and_health(gateway: Running) -> None:
     card = gateway.call("GET", "/v1/models").json["data"][0]
-    assert card["id"] == MODEL and card["multimodal"] == {"family": "qwen3_vl", "limits": {"image": 10}}
+    assert card["id"] == MODEL and card["multimodal"] == {"family": "qwen3_vl", "limits": {"image": 10, "video": 1}}
     assert gateway.call("GET", "/liveness").body == b"OK" and gateway.call("GET", "/health").body == b"OK"
     assert gateway.call("GET", "/readiness").json == {"status": "ready", "healthy_workers": 1, "total_workers": 1}
     workers = gateway.call("GET", "/workers").json

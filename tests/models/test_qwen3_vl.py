@@ -160,8 +160,8 @@ def test_side_ratio_above_200_is_refused() -> None:
         FAMILY.measure(settings, PICTURE, Source(3, 603))
 
 
-def test_clips_are_not_taken() -> None:
-    bundle = BundleConfig({"video_token_id": 6})
-    assert FAMILY.modalities(bundle) == {PICTURE}
-    with pytest.raises(MediaError, match="qwen3_vl takes no video"):
-        FAMILY.measure(FAMILY.settings(bundle), Modality.VIDEO, Source(64, 64, 4))
+def test_clips_need_their_token() -> None:
+    assert FAMILY.modalities(BundleConfig({"video_token_id": 6})) == {PICTURE, Modality.VIDEO}
+    assert FAMILY.modalities(BundleConfig({})) == {PICTURE}
+    with pytest.raises(MediaError, match="this model takes no clips"):
+        FAMILY.measure(FAMILY.settings(BundleConfig({})), Modality.VIDEO, Source(64, 64, 4))

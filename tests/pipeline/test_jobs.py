@@ -234,8 +234,8 @@ def test_a_cut_file_fails_when_it_is_decoded(workshop: MediaWorkshop, name: str)
 
 
 def test_other_modalities_are_refused(workshop: MediaWorkshop) -> None:
-    job = Inspect(0, Modality.VIDEO, Span(0, 10), False, PLAIN, 100)
-    with pytest.raises(JobError, match="video is not decoded here"):
+    job = Inspect(0, Modality.AUDIO, Span(0, 10), False, PLAIN, 100)
+    with pytest.raises(JobError, match="audio is not decoded here"):
         workshop.run(job, Desk(10))
 
 

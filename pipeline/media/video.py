@@ -1,0 +1,221 @@
+"""A clip's bytes to what it holds (size, frames, rate) and to the frames a family wants, one at a time.
+
+Decoded by PyAV (ffmpeg's libraries) in this process, on one thread.  Frames are converted to rgb24 as ffmpeg converts
+them by default, turned as the display matrix says, and shrunk for a long-side cap.  Only formats and codecs listed here
+are opened, and nothing a file refers to is.  Which frames there are stands in `video_timeline.py`, which of them are
+decoded in `video_frames.py`.  Every failure is a MediaError; `check` is called between packets and may raise.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, cast
+
+import av
+import av.error
+import av.logging
+import msgspec
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+from PIL import Image
+
+from pipeline.media.cap import capped, capped_size
+from pipeline.media.image import MAX_PIXELS
+from pipeline.media.video_frames import Missed, wanted_frames
+from pipeline.media.video_timeline import frame_rate, packets, read_timeline
+from pipeline.models.base import Hints, MediaError
+
+Check = Callable[[], None]
+Choose = Callable[[int, float], Sequence[int]]
+
+# libavformat's names.  Playlists, image sequences and everything else that opens further files are not among them.
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,m4v,ivf,obu,mjpeg"
+_CODECS = (
+    "h264,hevc,vvc,vp8,vp9,libvpx,libvpx-vp9,libdav1d,libaom-av1,av1,mpeg4,mpeg1video,mpeg2video,mjpeg,gif,theora,h263,"
+    "h263i,flv,wmv1,wmv2,wmv3,vc1,msmpeg4,msmpeg4v1,msmpeg4v2,prores,dnxhd,rawvideo,ffv1,png,qtrle"
+)
+_READ_BYTES = 256 * 1024
+_TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
+
+
+class Clip(msgspec.Struct, frozen=True):
+    """What a clip holds.  `height`, `width`: after rotation and the long-side cap; `frames` are shown, `rate` of them
+    a second on average.
+    """
+
+    format: str
+    stored_height: int
+    stored_width: int
+    height: int
+    width: int
+    frames: int
+    rate: float
+
+
+def preload() -> None:
+    """Before the fork: what the libraries say about clients' bytes goes nowhere."""
+    av.logging.set_level(av.logging.PANIC)
+
+
+def inspect(data: memoryview, hints: Hints, check: Check) -> Clip:
+    """Read the packets, decode the first frame.  Raises MediaError: no clip, no picture track, a limit."""
+    with _opened(data) as (container, stream):
+        first = _first_frame(container, stream, check)
+        name = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
+    height, width = _turned_size(first)
+    with _opened(data) as (container, stream):
+        timeline = read_timeline(container, stream, check)
+        rate = frame_rate(stream, timeline)
+    size = capped_size(height, width, hints.max_long_side)
+    return Clip(name, first.height, first.width, *size, len(timeline), rate)
+
+
+def frames(data: memoryview, choose: Choose, hints: Hints, check: Check) -> Iterator[Image.Image]:
+    """The chosen frames in mode RGB, in the size `inspect` tells.
+
+    `choose(frames, rate)`: indices in ascending order, repetitions allowed.  One picture at a time is in memory.
+    Raises MediaError.
+    """
+    delivered = 0
+    try:
+        for picture in _frames(data, choose, hints, check, thrifty=True):
+            yield picture
+            delivered += 1
+    except Missed:
+        yield from _frames(data, choose, hints, check, thrifty=False, begin=delivered)
+
+
+def _frames(
+    data: memoryview, choose: Choose, hints: Hints, check: Check, *, thrifty: bool, begin: int = 0
+) -> Iterator[Image.Image]:
+    with _opened(data) as (container, stream):
+        timeline = read_timeline(container, stream, check)
+        indices = choose(len(timeline), frame_rate(stream, timeline))
+    with _opened(data) as (container, stream):
+        size: tuple[int, int] | None = None
+        last: tuple[VideoFrame, Image.Image] | None = None
+        found = wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty)
+        for frame in found:
+            if size is not None and (frame.height, frame.width) != size:
+                raise MediaError(
+                    f"video decode error: the size changes from {size[1]}x{size[0]} to {frame.width}x{frame.height}"
+                )
+            size = frame.height, frame.width
+            if begin:
+                begin -= 1
+                continue
+            if last is None or last[0] is not frame:
+                last = frame, _picture(frame, hints)
+            yield last[1]
+
+
+def _picture(frame: VideoFrame, hints: Hints) -> Image.Image:
+    if frame.is_corrupt:
+        raise MediaError("video decode error: a frame is damaged")
+    _check_size(frame.height, frame.width)
+    picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    turns = _quarter_turns(frame)
+    if turns:
+        picture = picture.transpose(_TURNS[turns])
+    return capped(picture, *capped_size(picture.height, picture.width, hints.max_long_side))
+
+
+def _turned_size(frame: VideoFrame) -> tuple[int, int]:
+    return (frame.width, frame.height) if _quarter_turns(frame) % 2 else (frame.height, frame.width)
+
+
+def _quarter_turns(frame: VideoFrame) -> int:
+    """Counterclockwise, 0 to 3; other angles do not occur in practice and are rounded."""
+    return round(frame.rotation / 90) % 4
+
+
+def _first_frame(container: InputContainer, stream: VideoStream, check: Check) -> VideoFrame:
+    """Where rotation and size are told for certain."""
+    decoder = stream.codec_context
+    for packet in packets(container, stream, check):
+        if frame := next(iter(decoder.decode(packet)), None):
+            return frame
+    if frame := next(iter(decoder.decode(None)), None):
+        return frame
+    raise MediaError("video decode error: no frame could be decoded")
+
+
+def _check_size(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise MediaError(
+            f"video decode error: {width}x{height} are {height * width} pixels, above the limit of {MAX_PIXELS}"
+        )
+
+
+def _refuse_file(*_: Any) -> NoReturn:
+    raise MediaError("video decode error: the file refers to other files")
+
+
+@contextmanager
+def _opened(data: memoryview) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container and its picture track, ready to decode.  Whatever the libraries raise is the client's error."""
+    try:
+        with cast(
+            InputContainer,
+            av.open(
+                _Window(data),
+                container_options={"format_whitelist": _FORMATS, "protocol_whitelist": "none"},
+                metadata_errors="replace",
+                buffer_size=_READ_BYTES,
+                io_open=_refuse_file,
+            ),
+        ) as container:
+            yield container, _picture_track(container)
+    except (MediaError, Missed, TimeoutError):
+        raise
+    except MemoryError as error:
+        raise MediaError("video decode error: the clip asks for more memory than there is") from error
+    except (av.error.FFmpegError, ValueError, OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise MediaError(f"video decode error: {reason[:200]}") from error
+
+
+def _picture_track(container: InputContainer) -> VideoStream:
+    """The best picture track that is no cover art."""
+    found = cast(VideoStream | None, container.streams.best("video"))
+    if found is None or Disposition.attached_pic in found.disposition:
+        raise MediaError("video decode error: the file has no picture track")
+    decoder = found.codec_context
+    if decoder is None or decoder.name not in _CODECS.split(","):
+        known = decoder.name if decoder is not None else "its codec"
+        raise MediaError(f"video decode error: {known} is not supported")
+    _check_size(decoder.height, decoder.width)
+    decoder.thread_count = 1  # clips run in parallel, one in each pool process
+    return found
+
+
+class _Window(io.RawIOBase):
+    """A file over a memoryview: reads copy only what is asked for."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, count: int | None = -1) -> bytes:
+        start = self._position
+        end = len(self._data) if count is None or count < 0 else min(start + count, len(self._data))
+        self._position = max(start, end)
+        return bytes(self._data[start:end])
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._position, len(self._data))[whence]
+        if base + offset < 0:
+            raise ValueError("seek before the start of the file")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position

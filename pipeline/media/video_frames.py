@@ -1,0 +1,129 @@
+"""The frames of a clip that are wanted, and little else: what nobody wants is decoded as far as others refer to it.
+
+A packet whose frame is not wanted is decoded only when it is a reference (`skip_frame` NONREF), and from the last
+wanted frame of a run of packets that starts with a key frame to the next such run nothing is decoded at all: the
+decoder is emptied and starts afresh, as after a seek.  Both savings are given up, and the clip is decoded in full
+(`thrifty` false), when a frame does not come out at the time its packet promised.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from pipeline.media.video_timeline import Note, Timeline, packets
+from pipeline.models.base import MediaError
+
+
+class Missed(Exception):
+    """A wanted frame did not come out where its packet said."""
+
+
+class Effort(IntEnum):
+    """What is done with a packet."""
+
+    NONE = 0  # not decoded
+    IF_REFERRED_TO = 1
+    FULL = 2
+
+
+def wanted_frames(
+    container: InputContainer,
+    stream: VideoStream,
+    timeline: Timeline,
+    indices: Sequence[int],
+    check: Callable[[], None],
+    *,
+    thrifty: bool,
+) -> Iterator[VideoFrame]:
+    """The frames at `indices` (ascending, repetitions allowed) of the timeline, one for each index.
+
+    `thrifty`: raises Missed for a frame that does not appear; else the next one that does stands for it, at the end
+    the last one.  Raises MediaError when there is none at all, and what the decoder raises.
+    """
+    if timeline.times:
+        aims: Sequence[int] = [timeline.times[index] for index in indices]
+        efforts = plan_efforts(timeline.notes, frozenset(aims)) if thrifty else None
+        shown = ((frame.pts, frame) for frame in _decoded(container, stream, efforts, check))
+    else:
+        aims = indices
+        shown = enumerate(_decoded(container, stream, None, check))  # type: ignore[assignment]
+    at, last = 0, None
+    for time, frame in shown:
+        last = frame
+        if time is None:
+            continue
+        if thrifty and timeline.times and time > aims[at]:
+            raise Missed
+        while aims[at] <= time:
+            yield frame
+            at += 1
+            if at == len(aims):
+                return
+    if thrifty and timeline.times:
+        raise Missed
+    if last is None:
+        raise MediaError("video decode error: no frame could be decoded")
+    for _ in range(at, len(aims)):
+        yield last
+
+
+def _decoded(
+    container: InputContainer, stream: VideoStream, efforts: Sequence[Effort] | None, check: Callable[[], None]
+) -> Iterator[VideoFrame]:
+    """Frames in the order in which they are shown; `efforts` by packet, None: all in full."""
+    decoder = stream.codec_context
+    has_gap = False
+    for packet, effort in _with_efforts(packets(container, stream, check), efforts):
+        if effort is Effort.NONE:
+            has_gap = True
+            continue
+        if has_gap:
+            yield from decoder.decode(None)
+            decoder.flush_buffers()
+            has_gap = False
+        decoder.skip_frame = "DEFAULT" if effort is Effort.FULL else "NONREF"
+        yield from decoder.decode(packet)
+    decoder.skip_frame = "DEFAULT"
+    yield from decoder.decode(None)
+
+
+def _with_efforts(
+    found: Iterator["Packet[VideoStream]"], efforts: Sequence[Effort] | None
+) -> Iterator[tuple["Packet[VideoStream]", Effort]]:
+    if efforts is None:
+        return ((packet, Effort.FULL) for packet in found)
+    return zip(found, efforts, strict=True)
+
+
+def plan_efforts(notes: Sequence[Note], aims: frozenset[int]) -> list[Effort]:
+    """What to do with each packet so that the frames at `aims` come out right.
+
+    A run is a key frame and what follows it up to the next one.  Frames shown before their run's key frame (open
+    groups of pictures) also refer to the run before.
+    """
+    starts = [at for at, note in enumerate(notes) if note.is_key]
+    if not starts or starts[0]:
+        starts.insert(0, 0)
+    ends = [*starts[1:], len(notes)]
+    efforts = [Effort.FULL if note.time in aims else Effort.IF_REFERRED_TO for note in notes]
+    next_needs_all = False
+    for start, end in zip(reversed(starts), reversed(ends), strict=True):
+        key = notes[start].time
+        leading = [at for at in range(start + 1, end) if _is_before(notes[at].time, key)]
+        needs_run_before = any(efforts[at] is Effort.FULL for at in leading)
+        if not next_needs_all:
+            kept = max((at + 1 for at in range(start, end) if efforts[at] is Effort.FULL), default=start)
+            efforts[kept:end] = [Effort.NONE] * (end - kept)
+        if not needs_run_before:  # their references may not be there
+            for at in leading:
+                efforts[at] = Effort.NONE
+        next_needs_all = needs_run_before
+    return efforts
+
+
+def _is_before(time: int | None, key: int | None) -> bool:
+    return time is not None and key is not None and time < key

@@ -1,0 +1,79 @@
+"""Clips through the whole gateway: the real gateway's records, and what it did not have to record.
+
+The records are played and compared as in test_golden.py: every field of the engine's message, every digest.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import test_golden as golden
+from tests.e2e.golden import DATA, answer_shape, differences, engine_view, keep_only, media_targets
+from tests.e2e.origin import media_host
+from tests.e2e.running import Answer, running
+from tests.pipeline.bundles import unpack_bundle
+
+RECORDS = json.loads((DATA / "golden" / "clips.json").read_text())
+SETUPS = {setup["setup"]: setup for setup in RECORDS["setups"]}
+SEEN = {
+    f"{setup['setup']}.{case['case']}": case["engine"]
+    for setup in RECORDS["setups"]
+    for case in setup["cases"]
+    if "engine" in case
+}
+# parts as written; SMG puts a message's media in front of its text
+AS_WRITTEN = {
+    "video_then_image": golden.TURN.format(
+        "user", "<|vision_start|><|video_pad|><|vision_end|>and<|vision_start|><|image_pad|><|vision_end|>"
+    )
+    + "<|im_start|>assistant\n",
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = unpack_bundle("qwen3_vl", tmp_path_factory.mktemp("bundle"))
+    texts = [seen["message"]["tokenized"]["original_text"] for seen in SEEN.values()]
+    times = "".join(f"<{tenths / 10:.1f} seconds>" for tenths in range(100))
+    keep_only(folder / "tokenizer.json", [*texts, *AS_WRITTEN.values(), golden.SAID, times])
+    return folder
+
+
+def check(setup: str, case: dict[str, Any], answer: Answer, record: dict[str, Any] | None) -> list[str]:
+    if case["status"] != 200:
+        return golden.check_refused(answer, case["status"], case["error"], case.get("retry_after"))
+    if answer.status != 200:
+        return [f"status {answer.status}: {answer.body[:300]!r}"]
+    if record is None:
+        return ["the engine was not asked"]
+    wanted = json.loads(json.dumps(SEEN[case.get("same_message_as", f"{setup}.{case['case']}")]))
+    ours = engine_view(record)
+    if case["case"] in AS_WRITTEN:
+        wanted["message"]["tokenized"]["original_text"] = AS_WRITTEN[case["case"]]
+        for view in (wanted, ours):
+            view["input_ids"] = sorted(view["input_ids"])
+            for batch in view["media"]:
+                batch["ranges"] = [length for _, length in batch["ranges"]]
+    found = list(differences(RECORDS["answers"][case["answer"]], answer_shape(answer), "answer"))
+    return found + list(differences(wanted, ours))
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_records(bundle: Path, name: str) -> None:
+    setup = SETUPS[name]
+    flags = [*setup["flags"], "--disable-retries", "--pool-processes=2"]
+    with (
+        media_host() as host,
+        running(*flags, engine=golden.engine_flags(setup, bundle), environment=setup["env"]) as gateway,
+    ):
+        host.serve(media_targets())
+        answers = {case["case"]: golden.play(gateway, name, case, host.base) for case in setup["cases"]}
+        records = golden.seen_by_case(gateway.engine, name)
+    found = {
+        case["case"]: rows
+        for case in setup["cases"]
+        if (rows := check(name, case, answers[case["case"]], records.get(case["case"])))
+    }
+    assert not found, json.dumps(found, indent=1)
