@@ -253,7 +253,7 @@ def sampling_of(request: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
 def token_biases(given: Mapping[str, float]) -> dict[int, float]:
     biases = {}
     for text, bias in given.items():
-        if not (text.isascii() and text.isdigit() and int(text) < 2**31):
+        if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
             raise GatewayError("invalid_value", f"logit_bias: {text[:40]!r} is not a token id", param="logit_bias")
         biases[int(text)] = bias
     return biases
@@ -296,7 +296,7 @@ def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise GatewayError(
                 "process_messages_failed",
                 f"Failed to parse tool call arguments as JSON: {arguments[:80]!r}. Error: {error}",
