@@ -7,7 +7,7 @@ part of the pipeline (`pipeline/models`, run in pool processes) may import it to
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -21,14 +21,29 @@ class Modality(enum.Enum):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """In which shape an engine worker wants the encoder's primary tensor.
+    """In which shape an engine worker wants media.
 
-    `dtype` is the wire name ("float32", "bfloat16", "float16", "uint8").  `normalised` False means the worker rescales
-    and normalises itself (label `mm_device_do_normalize=true`): it gets the resized pixels' own bytes, dtype "uint8".
+    `dtype` is the wire name of the encoder's primary tensor ("float32", "bfloat16", "float16", "uint8"); `others`
+    names it for modalities where it is another one.  `normalised` False means the worker rescales and normalises
+    itself (label `mm_device_do_normalize=true`): it gets the resized pixels' own bytes, dtype "uint8".  `tensors`
+    False: it takes no tensors at all; `encoded`: it takes the media as they came.
     """
 
     dtype: str = "float32"
     normalised: bool = True
+    others: tuple[tuple[Modality, str], ...] = ()
+    tensors: bool = True
+    encoded: bool = False
+
+    def of(self, modality: Modality) -> "Form":
+        """The form of one modality's tensors."""
+        return Form(dict(self.others).get(modality, self.dtype), self.normalised, tensors=self.tensors)
+
+    def serves(self, wanted: "Form", modality: Modality) -> bool:
+        """Whether media of that modality made in this form have everything a worker of form `wanted` takes."""
+        if wanted.encoded and not self.encoded:
+            return False
+        return not wanted.tensors or self.of(modality) == wanted.of(modality)
 
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int64": 8, "uint32": 4}
@@ -77,7 +92,9 @@ class MediaItem(msgspec.Struct, frozen=True):
 
     `content_hash`: 64 hex characters of BLAKE3 over the encoded bytes (with hints: over the tagged bytes, spec of 9.2).
     `structural`: the whole replacement in the prompt, markers included; `features`: the runs that receive embeddings.
-    `primary`: this item's rows of the primary tensor; `side`: its rows of every side tensor, in the family's order.
+    `primary`: this item's rows of the primary tensor (empty when the form is without tensors); `side`: its rows of
+    every side tensor, in the family's order.  `encoded`: the media as they came, when the form asks for them; valid as
+    long as the tensors are.
     """
 
     content_hash: str
@@ -85,6 +102,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     features: tuple[Range, ...]
     primary: Tensor
     side: Mapping[str, Tensor]
+    encoded: memoryview | bytes = b""
 
 
 class SharedSegment(Protocol):
@@ -119,8 +137,11 @@ class SharedSegment(Protocol):
 class SegmentStore(Protocol):
     """Where segments come from when a tensor lies in the mapping and the chosen worker reads shared memory."""
 
-    def write(self, buffers: Sequence[memoryview | bytes]) -> SharedSegment | None:
-        """Copy `buffers` into a fresh segment; None when there is no room (counted by the store)."""
+    def write(self, buffers: Sequence[memoryview | bytes], *, fresh: bool = False) -> SharedSegment | None:
+        """Copy `buffers` into a segment; None when there is no room (counted by the store).
+
+        `fresh`: a file nobody wrote before and nobody writes again.
+        """
         ...
 
 
@@ -138,6 +159,16 @@ class MediaBatch(msgspec.Struct, frozen=True):
     layout: Layout
     form: Form = Form()
     segment: SharedSegment | None = None
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """What the engine's decoding is held to; one kind, so there is never a second.
+
+    `kind`: "json_schema" (`text` is the schema as JSON), "regex" or "grammar" (EBNF).
+    """
+
+    kind: Literal["json_schema", "regex", "grammar"]
+    text: str
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -161,12 +192,14 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     logprobs: int | None = None
     logit_bias: Mapping[int, float] = {}
+    constraint: Constraint | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
     """One generation, independent of the engine that will serve it.
 
     `input_ids`: the prompt with every placeholder expanded.  `original_text`: the rendered prompt before expansion.
+    `stop_ids`: the stop strings that are one token each, as ids, for engines that match no text.
     `request_id` is the id the client sees; dispatch appends a fresh part for every attempt.  Tensor buffers must stay
     valid and unchanged until dispatch says that nothing reads them any more (`engines.dispatch`).
     """
@@ -178,12 +211,15 @@ class EngineRequest(msgspec.Struct, frozen=True):
     sampling: Sampling
     stream: bool
     media: tuple[MediaBatch, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
     @property
     def media_bytes(self) -> int:
-        """Bytes of every tensor, side tensors included: what the in-flight media budget counts."""
+        """Bytes of every tensor, side tensors included, and of encoded media: what the in-flight media budget
+        counts.
+        """
         return sum(
-            item.primary.nbytes + sum(tensor.nbytes for tensor in item.side.values())
+            item.primary.nbytes + sum(tensor.nbytes for tensor in item.side.values()) + len(item.encoded)
             for batch in self.media
             for item in batch.items
         )

@@ -61,18 +61,21 @@ class RetrySettings(msgspec.Struct, frozen=True):
 
 
 class DispatchSettings(msgspec.Struct, frozen=True):
-    """`encoder_dtypes`: the operator's dtype variables by runtime name, absent when unset (`engines.labels.form`)."""
+    """`encoder_dtypes`: the operator's dtype variables by runtime name, absent when unset (`engines.labels.form`);
+    `modality_dtypes`: those that are for one modality.
+    """
 
     policy: str = "round_robin"
     retry: RetrySettings = RetrySettings()
     encoder_dtypes: Mapping[str, str] = {}
+    modality_dtypes: Mapping[str, Mapping[Modality, str]] = {}
 
 
 class Outlook(msgspec.Struct, frozen=True):
     """What tensors should be made for, before a worker is chosen.
 
     `form`: one candidate's, by chance, so that in a fleet of two forms every worker gets its share.  `by_segment`:
-    whether every candidate of that form reads shared memory, so that pool processes should write there.
+    whether every candidate of that form reads recycled segments, so that pool processes should write there.
     `min_segment_bytes`: smallest tensor one of them takes that way.
     """
 
@@ -121,11 +124,12 @@ class Dispatcher:
         forms = [self.form_of(worker) for worker in workers]
         form = random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
-        by_segment = all(self.transport.reads_segments(worker) for worker in fitting)
+        by_segment = all(self.transport.writes_ahead(worker) for worker in fitting)
         return Outlook(form, by_segment, min(map(self.transport.min_bytes, fitting)), fitting)
 
     def form_of(self, worker: Worker) -> Form:
-        return worker.form(self.settings.encoder_dtypes.get(worker.runtime))
+        settings, runtime = self.settings, worker.runtime
+        return worker.form(settings.encoder_dtypes.get(runtime), settings.modality_dtypes.get(runtime, {}))
 
     async def choose(
         self, request: EngineRequest, routing_key: str | None, failed: Worker | None, *, any_form: bool
@@ -139,6 +143,7 @@ class Dispatcher:
         workers = self._able(
             await self._healthy(request.model), request.model, [batch.modality for batch in request.media]
         )
+        workers = _willing(workers, request)
         fitting = [worker for worker in workers if self.fits(request, worker)]
         others = [worker for worker in workers if worker not in fitting] if any_form else []
         fresh = [worker for worker in fitting if worker is not failed]
@@ -151,9 +156,9 @@ class Dispatcher:
         return chosen
 
     def fits(self, request: EngineRequest, worker: Worker) -> bool:
-        """Whether the request's tensors are in the form this worker wants."""
+        """Whether the request's media are in the form this worker wants."""
         form = self.form_of(worker)
-        return all(batch.form == form for batch in request.media)
+        return all(batch.form.serves(form, batch.modality) for batch in request.media)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -189,6 +194,14 @@ class Dispatcher:
             refused = next(modality for modality in wanted if not workers[0].accepts(modality))
             raise ModalityRefused(workers[0].runtime, refused)
         return able
+
+
+def _willing(workers: list[Worker], request: EngineRequest) -> list[Worker]:
+    """Those whose engine can be told everything the request says."""
+    refusals = [worker.refusal(request) for worker in workers]
+    if all(refusals):
+        raise refusals[0] or NoWorker(request.model)
+    return [worker for worker, refusal in zip(workers, refusals, strict=True) if refusal is None]
 
 
 class Generation:

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2
 
 from engines import labels
-from engines.base import EngineRequest, Event, Form, MessageTooLarge, Modality, ParameterRefused
+from engines.base import EngineRequest, Event, Form, MessageTooLarge, Modality, ParameterRefused, Sampling
 from engines.transport import Handle, Outgoing
 from engines.wire import Part, nbytes_of
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the pure part needs no grpclib
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 MIB = 1 << 20
+_NOTHING_SAID = Sampling()
+_ASKED_BY = {"constraint": "response_format"}  # what clients call it
 
 
 class Replies(Protocol):
@@ -166,9 +168,8 @@ class GrpcEngine(ABC):
 
     def check(self, request: EngineRequest) -> None:
         for parameter in self.unsendable:
-            value = getattr(request.sampling, parameter)
-            if value and value != 1:  # n = 1 is what everybody does
-                raise ParameterRefused(self.name, parameter)
+            if getattr(request.sampling, parameter) != getattr(_NOTHING_SAID, parameter):
+                raise ParameterRefused(self.name, _ASKED_BY.get(parameter, parameter))
 
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return []

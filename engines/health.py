@@ -19,7 +19,7 @@ from engines.base import EngineError, Observer
 from engines.channel import WorkerChannels
 from engines.engine import Engine
 from engines.labels import merged
-from engines.probe import ENGINES, Unsupported, check_supported, runtime_at
+from engines.probe import ENGINES, runtime_at
 from engines.worker import HealthOverride, Status, Worker
 
 log = logging.getLogger(__name__)
@@ -96,9 +96,6 @@ class Life:
             try:
                 await self._introduce()
                 return True
-            except Unsupported as error:
-                self._give_up(str(error))
-                return False
             except Exception as error:  # whatever `prepare` raises: the worker is not ready, and tried again
                 self._is_not_ready(error)
             finally:
@@ -113,7 +110,6 @@ class Life:
         """One try, in order: which engine, is it well, what does it say, is its model at hand."""
         worker, timeout_s, losses = self._worker, self._settings.timeout_s, self._losses
         runtime = worker.spec.runtime_type or await runtime_at(self._channels, timeout_s=timeout_s)
-        check_supported(runtime)
         client = ENGINES[runtime](self._channels)
         await self._check_well(client)
         told = merged(await self._infos(client), worker.spec.labels, client.flatten)

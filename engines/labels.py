@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 
 from engines.base import Form, Modality
 
@@ -70,6 +72,19 @@ def _text(name: str, value: Any, *, is_list: bool) -> str:
     return str(value)
 
 
+def flatten_struct(struct: Struct, names: Iterable[str]) -> dict[str, str]:
+    """Some fields of a free-form part of an info reply, by the same rules."""
+    labels = {}
+    for name in names:
+        value = MessageToDict(struct.fields[name]) if name in struct.fields else None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # a Struct knows no integers
+        text = _text(name, value, is_list=isinstance(value, list)) if value is not None else ""
+        if text and text != "null":
+            labels[_RENAMED.get(name, name)] = text
+    return labels
+
+
 def _canonical_json(text: str) -> str:
     """Sorted keys, no blanks; nothing when it is no JSON."""
     try:
@@ -124,12 +139,12 @@ def dtype_name(text: str) -> str | None:
     return _DTYPES.get(text.strip().lower())
 
 
-def form(labels: Mapping[str, str], default_dtype: str | None) -> Form:
+def form(labels: Mapping[str, str], default_dtype: str | None, otherwise: str = "float32") -> Form:
     """In which form the worker wants pixels.
 
     `mm_device_do_normalize=true` beats everything: such an engine rescales and normalises whatever comes, so anything
     but the resized pixels' own bytes gives silently wrong answers.  Then `default_dtype` (the operator's variable,
-    already checked), then the label `multimodal_encoder_dtype`, then float32.
+    already checked), then the label `multimodal_encoder_dtype`, then `otherwise`.
     """
     if labels.get("mm_device_do_normalize") == "true":
         return Form("uint8", normalised=False)
@@ -137,7 +152,7 @@ def form(labels: Mapping[str, str], default_dtype: str | None) -> Form:
         return Form(default_dtype)
     advertised = labels.get("multimodal_encoder_dtype")
     if not advertised:
-        return Form()
+        return Form(otherwise)
     name = dtype_name(advertised)
     if name is None:
         log.warning("label multimodal_encoder_dtype: %r is not known, float32 is sent", advertised)

@@ -1,4 +1,4 @@
-"""Which engine answers at an address.
+"""The engines there are, and which of them answers at an address.
 
 Rule: every engine of the family has its own gRPC service, and each service its own HealthCheck; the first that
 answers without an error wins, in SMG's order.  A service that is not there answers UNIMPLEMENTED, so asking is
@@ -13,24 +13,20 @@ from google.protobuf.message import Message
 
 from engines.base import EngineError
 from engines.engine import GrpcEngine
+from engines.mlx import MlxEngine
+from engines.sglang import SglangEngine
+from engines.tokenspeed import TokenSpeedEngine
+from engines.trtllm import TrtllmEngine
 from engines.vllm import VllmEngine
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 
-SERVICES = {
-    "sglang": "sglang.grpc.scheduler.SglangScheduler",
-    "vllm": VllmEngine.service,
-    "trtllm": "trtllm.TrtllmService",
-    "tokenspeed": "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
-    "mlx": "mlx.grpc.engine.MlxEngine",
+ENGINES: Mapping[str, type[GrpcEngine]] = {
+    engine.name: engine for engine in (SglangEngine, VllmEngine, TrtllmEngine, TokenSpeedEngine, MlxEngine)
 }
-ENGINES: Mapping[str, type[GrpcEngine]] = {VllmEngine.name: VllmEngine}
+"""Every engine there is, in the order they are asked."""
 
 _NOBODY_THERE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
-
-
-class Unsupported(Exception):
-    """An engine this version cannot talk to; the message is one sentence for the operator."""
 
 
 class Caller(Protocol):
@@ -42,9 +38,9 @@ class Caller(Protocol):
 async def runtime_at(channels: Caller, *, timeout_s: float) -> str:
     """The name of the engine that answers; EngineError when nobody does (yet)."""
     unwell: EngineError | None = None
-    for name, service in SERVICES.items():
+    for name, engine in ENGINES.items():
         try:  # request and reply are not looked at: any message will do
-            await channels.unary(f"/{service}/HealthCheck", Empty(), Empty, timeout_s=timeout_s)
+            await channels.unary(f"/{engine.service}/HealthCheck", Empty(), Empty, timeout_s=timeout_s)
         except EngineError as error:
             if error.status in _NOBODY_THERE:
                 raise
@@ -52,9 +48,3 @@ async def runtime_at(channels: Caller, *, timeout_s: float) -> str:
             continue
         return name
     raise unwell or EngineError("UNIMPLEMENTED", "something listens there, but it is none of the known engines")
-
-
-def check_supported(runtime: str) -> None:
-    """Raises Unsupported with the engine's name."""
-    if runtime not in ENGINES:
-        raise Unsupported(f"the worker runs {runtime}, which is not supported yet: this version speaks to vllm workers")

@@ -8,7 +8,7 @@ settings, so the worker is *stale*, gets no requests, and is introduced again; l
 connection they were read on.
 
     pending --introduced--> ready --3 failed checks, or lost and not back--> not_ready --introduced--> ready
-    pending --refused, or too long--> failed          any --remove--> draining --load 0 or grace over--> gone
+    pending --too long--> failed                      any --remove--> draining --load 0 or grace over--> gone
 """
 
 import asyncio
@@ -22,7 +22,6 @@ import msgspec
 from engines.base import Observer
 from engines.channel import WorkerChannels, parse_url
 from engines.health import HealthSettings, Life
-from engines.probe import Unsupported, check_supported
 from engines.worker import Status, Worker, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -212,8 +211,3 @@ def canonical_url(url: str) -> str:
 def _check_spec(spec: WorkerSpec) -> None:
     if spec.worker_type != "regular":
         raise WorkerRefused(f"{spec.url}: {spec.worker_type} workers are not supported yet, only regular ones")
-    if spec.runtime_type is not None:
-        try:
-            check_supported(spec.runtime_type)
-        except Unsupported as error:
-            raise WorkerRefused(f"{spec.url}: {error}") from None

@@ -5,11 +5,11 @@ Rule: shared memory is an offer, never a condition.  A tensor goes by segment wh
 made for every attempt anew, for the worker chosen for it.
 
 Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A batch
-whose pool process already wrote a segment has that one published under a fresh name; other tensors are copied into
-fresh segments, which the placement owns.  A placement ends exactly once, by `end(consumed=...)`: fresh segments are
-settled; a batch's own segment stays the caller's, who settles it when `engines.dispatch` says so, and only has its
-names withdrawn when the attempt failed.  File operations and copies run in one thread of the transport, so that the
-event loop never waits.
+whose pool process already wrote a segment has that one published under a fresh name; other tensors, and all for an
+engine that keeps its files, are copied into fresh segments, which the placement owns.  A placement ends exactly once,
+by `end(consumed=...)`: fresh segments are settled; a batch's own segment stays the caller's, who settles it when
+`engines.dispatch` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run in
+one thread of the transport, so that the event loop never waits.
 """
 
 import asyncio
@@ -49,7 +49,9 @@ class TransportSettings(msgspec.Struct, frozen=True):
 class TensorReader(Protocol):
     """What the decision needs to know of an engine worker; `engines.worker.Worker` is one.
 
-    `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not set.
+    `keeps_segments`: it hands names on, so nothing tells when a file was last read: each is its own and never used
+    again.  `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not
+    set.
     """
 
     @property
@@ -60,6 +62,9 @@ class TensorReader(Protocol):
 
     @property
     def takes_segments(self) -> bool: ...
+
+    @property
+    def keeps_segments(self) -> bool: ...
 
     @property
     def tensor_transport(self) -> Mode | None: ...
@@ -98,8 +103,9 @@ class Placement:
     but `Transport` makes or ends one.
     """
 
-    def __init__(self, reader: str) -> None:
+    def __init__(self, reader: str, *, keeps: bool = False) -> None:
         self.reader = reader
+        self.keeps = keeps
         self.handles: dict[str, Handle] = {}
         self.published: list[SharedSegment] = []
         self.fresh: list[SharedSegment] = []
@@ -121,11 +127,15 @@ class Transport:
         self._thread: ThreadPoolExecutor | None = None
 
     def reads_segments(self, worker: TensorReader) -> bool:
-        """Whether this worker is given segments at all (also what decides where pool processes write)."""
+        """Whether this worker is given segments at all."""
         mode = worker.tensor_transport or self._settings.mode
         if mode not in ("shm", "auto") or not self._settings.writable or not worker.takes_segments:
             return False
         return mode == "shm" or worker.shares_memory(self._settings.namespace)
+
+    def writes_ahead(self, worker: TensorReader) -> bool:
+        """Whether pool processes may write its tensors into recycled segments, before a worker is chosen."""
+        return self.reads_segments(worker) and not worker.keeps_segments
 
     def min_bytes(self, worker: TensorReader) -> int:
         return self._settings.shm_min_bytes if worker.shm_min_bytes is None else worker.shm_min_bytes
@@ -135,7 +145,7 @@ class Transport:
 
         When this is cancelled the bytes are not read any more after it has returned, and nothing stays published.
         """
-        placement = Placement(worker.url)
+        placement = Placement(worker.url, keeps=worker.keeps_segments)
         chosen = self._by_segment(tensors, worker)
         if chosen:
             failures = await self._place(placement, chosen)
@@ -191,10 +201,10 @@ class Transport:
         return failures
 
     def _publish(self, placement: Placement, outgoing: Outgoing) -> str | None:
-        if outgoing.segment is not None:
+        if outgoing.segment is not None and not placement.keeps:
             placement.published.append(outgoing.segment)
             return outgoing.segment.publish()
-        segment = self._store.write(outgoing.tensor.buffers) if self._store is not None else None
+        segment = self._store.write(outgoing.tensor.buffers, fresh=placement.keeps) if self._store is not None else None
         if segment is None:
             return None
         placement.fresh.append(segment)

@@ -6,12 +6,13 @@ wrote, and every field is what SMG 1.13 sends (`tests/data/engine_messages`), ex
 attempts, retries and aborts are decided in `engines.dispatch`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
 from engines.base import EngineRequest, MediaBatch, Modality, Sampling, Tensor
+from engines.batch import primary_tensor, side_tensors
 from engines.engine import GrpcEngine
 from engines.replies import StreamReplies
 from engines.transport import Handle, Outgoing
@@ -82,6 +83,8 @@ def sampling_params(sampling: Sampling) -> vllm_engine_pb2.SamplingParams:
         params.seed = min(max(sampling.seed, _INT32_MIN), _INT32_MAX)
     if sampling.logprobs is not None:
         params.logprobs = min(sampling.logprobs or 1, _MAX_LOGPROBS)
+    if sampling.constraint is not None:
+        setattr(params, sampling.constraint.kind, sampling.constraint.text)  # members of one oneof
     return params
 
 
@@ -100,28 +103,6 @@ def _batch_tensors(batch: MediaBatch) -> list[Outgoing]:
 
 def _placement_key(batch: MediaBatch, name: str) -> str:
     return f"{batch.modality.value}/{name}"
-
-
-def primary_tensor(batch: MediaBatch) -> Tensor:
-    """All items' rows of the primary tensor, one after the other."""
-    return _along_first_axis([item.primary for item in batch.items])
-
-
-def side_tensors(batch: MediaBatch) -> dict[str, Tensor]:
-    """All items' rows of every side tensor; a tensor that is shared by all items is the first item's."""
-    split = {*batch.layout.batched, *batch.layout.flat, *batch.layout.flat.values()}
-    joined = {}
-    for name, first in batch.items[0].side.items():
-        joined[name] = _along_first_axis([item.side[name] for item in batch.items]) if name in split else first
-    return joined
-
-
-def _along_first_axis(rows: Sequence[Tensor]) -> Tensor:
-    first = rows[0]
-    if any(row.dtype != first.dtype or row.shape[1:] != first.shape[1:] for row in rows):
-        raise ValueError(f"items of one batch differ: {[(row.dtype, row.shape) for row in rows]}")
-    shape = (sum(row.shape[0] for row in rows), *first.shape[1:])
-    return Tensor(first.dtype, shape, tuple(buffer for row in rows for buffer in row.buffers))
 
 
 def _multimodal_inputs(batch: MediaBatch, placements: Mapping[str, Handle]) -> list[Part]:

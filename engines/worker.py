@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 
 from engines import labels
-from engines.base import Form, Modality
+from engines.base import EngineError, EngineRequest, Form, Modality
 from engines.engine import Engine
 from engines.transport import Mode
 
@@ -162,6 +162,10 @@ class Worker:
         return self.client is not None and self.client.takes_segments
 
     @property
+    def keeps_segments(self) -> bool:
+        return self.client is not None and self.client.keeps_segments
+
+    @property
     def tensor_transport(self) -> Mode | None:
         return self.spec.multimodal_tensor_transport
 
@@ -172,6 +176,15 @@ class Worker:
     def shares_memory(self, namespace: str | None) -> bool:
         """Whether it told the same /dev/shm as ours (`engines.transport.shm_namespace`)."""
         return namespace is not None and self.labels.get("shm_namespace_id") == namespace
+
+    def refusal(self, request: EngineRequest) -> EngineError | None:
+        """Why its engine cannot be sent this request, whatever else may happen; None when it can."""
+        try:
+            if self.client is not None:
+                self.client.check(request)
+        except EngineError as error:
+            return error
+        return None
 
     # ------------------------------------------------------------ load
 

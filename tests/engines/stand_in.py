@@ -1,4 +1,7 @@
-"""A vLLM engine for tests: grpcio's asyncio server with scripted answers, in the test's own event loop.
+"""An engine for tests: grpcio's asyncio server with scripted answers, in the test's own event loop.
+
+It speaks vLLM's protocol, or with `runtime` another engine's; `chunk`, `complete` and the scripts made of them are
+vLLM's, `regular_answer` is any engine's.
 
 Each Generate takes the next action of `script`, else `otherwise`.  An action is an async generator function of
 (engine, request, context) that yields replies, or bytes to be sent as they are.
@@ -11,10 +14,23 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
-from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import (
+    common_pb2,
+    mlx_engine_pb2,
+    sglang_scheduler_pb2,
+    tokenspeed_scheduler_pb2,
+    trtllm_service_pb2,
+)
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
+SERVICES = {
+    "vllm": (SERVICE, pb),
+    "sglang": ("sglang.grpc.scheduler.SglangScheduler", sglang_scheduler_pb2),
+    "trtllm": ("trtllm.TrtllmService", trtllm_service_pb2),
+    "tokenspeed": ("tokenspeed.grpc.scheduler.TokenSpeedScheduler", tokenspeed_scheduler_pb2),
+    "mlx": ("mlx.grpc.engine.MlxEngine", mlx_engine_pb2),
+}
 
 MODEL_INFO = {
     "model_path": "qwen3-vl",
@@ -59,6 +75,27 @@ def answers(*ids):
     return action
 
 
+def regular_answer(*ids, reason="stop"):
+    """The same from any engine: chunks with running totals, and an end that repeats every token."""
+
+    async def action(engine, request, context):
+        kind, is_trtllm = engine.pb, engine.runtime == "trtllm"
+        streams = request.streaming if is_trtllm else request.stream
+        choices = (
+            request.sampling_config.num_return_sequences if is_trtllm else getattr(request.sampling_params, "n", 1)
+        )
+        for index in range(choices):
+            place = {"sequence_index" if is_trtllm else "index": index}
+            for done, token in enumerate(ids if streams else (), 1):
+                body = kind.GenerateStreamChunk(token_ids=[token], completion_tokens=done, prompt_tokens=5, **place)
+                yield kind.GenerateResponse(chunk=body)
+            place["output_token_ids" if is_trtllm else "output_ids"] = ids
+            facts = {"finish_reason": reason, "prompt_tokens": 5, "completion_tokens": len(ids)}
+            yield kind.GenerateResponse(complete=kind.GenerateComplete(**place, **facts))
+
+    return action
+
+
 def fails(status, details="because"):
     async def action(engine, request, context):
         await context.abort(getattr(grpc.StatusCode, status), details)
@@ -87,13 +124,17 @@ hangs = sends(then="hang")
 class Engine:
     """`received`: Generate messages in order.  `tensors`: bytes read from shared memory, by file name."""
 
-    def __init__(self, *, model_info=None, server_info=None, segments: Path | None = None):
+    def __init__(self, *, runtime="vllm", model_info=None, server_info=None, segments: Path | None = None):
+        service, self.pb = SERVICES[runtime]
+        self.runtime = runtime
         self.model_info = {**MODEL_INFO, **(model_info or {})}
-        self.server_info = {**SERVER_INFO, **(server_info or {})}
-        self.services = [SERVICE]
+        self.server_info = {**(SERVER_INFO if runtime == "vllm" else {}), **(server_info or {})}
+        if runtime == "trtllm":
+            self.model_info |= {"model_id": self.model_info["served_model_name"]}
+        self.services = [service]
         self.segments = segments
         self.script = []
-        self.otherwise = answers(11, 12, 13)
+        self.otherwise = answers(11, 12, 13) if runtime == "vllm" else regular_answer(11, 12, 13)
         self.healthy = True
         self.health_script = []  # what the next checks say, before `healthy` counts
         self.fail_method = {}  # method -> status name
@@ -125,6 +166,7 @@ class Engine:
             await server.stop(grace)
 
     def _handlers(self, service):
+        pb = self.pb
         unary = {
             "HealthCheck": (pb.HealthCheckRequest, self._health),
             "GetModelInfo": (pb.GetModelInfoRequest, self._model_info),
@@ -157,17 +199,27 @@ class Engine:
 
     async def _health(self, request, context):
         healthy = self.health_script.pop(0) if self.health_script else self.healthy
-        return pb.HealthCheckResponse(healthy=healthy)
+        if self.runtime == "trtllm":
+            return self.pb.HealthCheckResponse(status=" ok " if healthy else "draining")
+        return self.pb.HealthCheckResponse(healthy=healthy)
 
     async def _model_info(self, request, context):
-        return pb.GetModelInfoResponse(**self.model_info)
+        known = self.pb.GetModelInfoResponse.DESCRIPTOR.fields_by_name
+        return self.pb.GetModelInfoResponse(**{name: told for name, told in self.model_info.items() if name in known})
 
     async def _server_info(self, request, context):
-        return pb.GetServerInfoResponse(**self.server_info)
+        reply = self.pb.GetServerInfoResponse()
+        for name, told in self.server_info.items():
+            if isinstance(told, dict):
+                getattr(reply, name).update(told)
+            else:
+                setattr(reply, name, told)
+        return reply
 
     async def _abort(self, request, context):
-        self.aborted += request.request_ids
-        return pb.AbortResponse()
+        one_by_one = "request_id" in request.DESCRIPTOR.fields_by_name
+        self.aborted += [request.request_id] if one_by_one else request.request_ids
+        return self.pb.AbortResponse()
 
     async def _tokenizer(self, request, context):
         for data, digest in self.bundle:
@@ -188,9 +240,13 @@ class Engine:
 
     def _read_segments(self, request):
         """As the published servicer: open, read, unlink."""
-        batches = [request.mm_inputs, *request.extra_mm_inputs]
-        for batch in batches:
-            for tensor in (batch.pixel_values, *batch.model_specific_tensors.values()):
+        if self.runtime == "tokenspeed":
+            batches = [(item.encoder_input, item.model_specific_tensors) for item in request.mm_inputs.items]
+        else:
+            told = [request.mm_inputs, *request.extra_mm_inputs]
+            batches = [(batch.pixel_values, batch.model_specific_tensors) for batch in told]
+        for primary, side in batches:
+            for tensor in (primary, *side.values()):
                 if tensor.WhichOneof("payload") == "shm":
                     path = self.segments / tensor.shm.name
                     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

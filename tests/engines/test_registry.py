@@ -10,6 +10,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from engines.base import EngineError, Form, Modality
 from engines.health import HealthSettings
 from engines.labels import dtype_name, flatten, item_limits, merged
+from engines.probe import ENGINES
 from engines.registry import (
     Registry,
     RegistrySettings,
@@ -152,11 +153,6 @@ async def test_refused_types(make_registry, worker_type):
         await make_registry().add(WorkerSpec(url="grpc://host:1", worker_type=worker_type))
 
 
-async def test_refused_runtime(make_registry):
-    with pytest.raises(WorkerRefused, match="sglang, which is not supported yet"):
-        await make_registry().add(WorkerSpec(url="grpc://host:1", runtime_type="sglang"))
-
-
 def test_specification_from_json():
     """What `POST /workers` takes: only the URL is needed, unknown fields are ignored, wrong ones are named."""
     body = {
@@ -280,16 +276,40 @@ async def test_late_engine_is_found_soon(make_registry):
         await late.stop()
 
 
-async def test_another_engine_is_refused_by_name(make_registry):
-    other = Engine()
-    other.services = ["tokenspeed.grpc.scheduler.TokenSpeedScheduler"]
-    await other.start()
-    try:
-        worker = await make_registry().add(WorkerSpec(url=other.url))
-        await until(lambda: worker.status is Status.FAILED)
-        assert worker.describe()["error"].startswith("the worker runs tokenspeed, which is not supported yet")
-    finally:
-        await other.stop()
+@pytest.mark.parametrize("runtime", sorted(ENGINES))
+async def test_every_engine_is_recognised(make_registry, runtime):
+    bundles = []
+
+    async def prepare(worker):
+        bundles.append([piece async for piece in worker.client.tokenizer_bundle()])
+
+    async with engine(runtime=runtime) as served:
+        worker = await ready(make_registry(prepare=prepare), served.url)
+        assert (worker.runtime, worker.describe()["runtime_type"]) == (runtime, runtime)
+        assert worker.model_id == "qwen3-vl" and bundles == [[(b"PK", ""), (b"rest", "digest")]]
+        takes = {modality.value for modality in Modality if worker.accepts(modality)}
+        assert (
+            takes
+            == {
+                "vllm": {"image", "video"},
+                "tokenspeed": {"image", "video", "audio"},
+                "sglang": {"image"},
+                "trtllm": {"image"},
+                "mlx": set(),
+            }[runtime]
+        )
+        served.healthy = False
+        await until(lambda: worker.status is Status.NOT_READY)
+
+
+def test_order_of_the_probe():
+    assert list(ENGINES) == ["sglang", "vllm", "trtllm", "tokenspeed", "mlx"]
+
+
+async def test_a_told_runtime_is_not_probed(make_registry):
+    async with engine(runtime="mlx") as served:
+        worker = await ready(make_registry(), WorkerSpec(url=served.url, runtime_type="mlx"))
+        assert worker.runtime == "mlx" and served.calls["HealthCheck"] == 2
 
 
 async def test_unhealthy_engine_is_waited_for(make_registry):

@@ -19,6 +19,7 @@ class Reader:
     url: str = "grpc://engine:1"
     runtime: str = "vllm"
     takes_segments: bool = True
+    keeps_segments: bool = False
     tensor_transport: str | None = None
     shm_min_bytes: int | None = None
     namespace: str = "boot:1"
@@ -184,10 +185,10 @@ async def test_cancelled_while_copying(transport, store):
     started, go_on = threading.Event(), threading.Event()
     write = store.write
 
-    def slow(buffers):
+    def slow(buffers, *, fresh):
         started.set()
         go_on.wait(10)
-        return write(buffers)
+        return write(buffers, fresh=fresh)
 
     store.write = slow
     sender = transport(shm_min_bytes=1)

@@ -1,0 +1,187 @@
+"""TokenSpeed: an `EngineRequest` becomes a GenerateRequest of `tokenspeed_scheduler.proto`, its replies become events.
+
+Rule: media are one list of items in prompt order, whatever their modality, each with tensors of its own.  Every field
+is what SMG sends (`tests/data/engine_messages`), except that `min_new_tokens` and `logit_bias` are sent as well.  Items
+are elements of a repeated field, so each is written whole: its message without the encoder's bytes, then these.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import blake3
+from google.protobuf.message import Message
+from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+
+from engines import labels
+from engines.base import EngineRequest, Form, MediaBatch, MediaItem, Modality, Sampling, Tensor
+from engines.engine import MIB, GrpcEngine
+from engines.replies import StreamReplies
+from engines.transport import Handle, Outgoing
+from engines.wire import Part, field
+
+_MM_INPUTS, _ITEMS, _ENCODER_INPUT, _INLINE = 9, 1, 3, 3  # GenerateRequest, MultimodalInputs, item, TensorData
+_MODALITIES = {
+    Modality.IMAGE: common_pb2.IMAGE,
+    Modality.VIDEO: common_pb2.VIDEO,
+    Modality.AUDIO: common_pb2.AUDIO,
+}
+_PRIMARY = "encoder_input"
+# What identifies a clip or picture travels by value at any threshold, as with vLLM.
+_BY_VALUE = frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid"})
+_CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}  # members of one oneof
+_SERVER_ARGS = (
+    "model",
+    "served_model_name",
+    "tokenizer",
+    "tp_size",
+    "dp_size",
+    "pp_size",
+    "context_length",
+    "max_total_tokens",
+    "max_running_requests",
+    "max_num_seqs",
+    "load_balance_method",
+    "is_embedding",
+    "vocab_size",
+    "weight_version",
+)
+_MAX_SEED = (1 << 64) - 1
+
+
+# ---------------------------------------------------------------- the message
+
+
+def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+    """The Generate message of one attempt as a list of buffers; see `engines.vllm.build`."""
+    sampling = request.sampling
+    message = pb.GenerateRequest(
+        request_id=attempt_id,
+        tokenized=pb.TokenizedInput(original_text=request.original_text, input_ids=request.input_ids),
+        sampling_params=sampling_params(sampling),
+        return_logprob=sampling.logprobs is not None,
+        logprob_start_len=-1,
+        top_logprobs_num=sampling.logprobs or 0,
+        stream=request.stream,
+    )
+    parts: list[Part] = [message.SerializeToString()]
+    for key, batch, item in _in_prompt_order(request):
+        parts += field([_MM_INPUTS, _ITEMS], _item(key, batch, item, placements))
+    return parts
+
+
+def sampling_params(sampling: Sampling) -> pb.SamplingParams:
+    """Unset parameters become the values SMG sends; only `max_new_tokens` and the seed stay unset."""
+    params = pb.SamplingParams(
+        temperature=1.0 if sampling.temperature is None else sampling.temperature,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        top_k=-1 if sampling.top_k is None else sampling.top_k,
+        min_p=sampling.min_p or 0.0,
+        frequency_penalty=sampling.frequency_penalty or 0.0,
+        presence_penalty=sampling.presence_penalty or 0.0,
+        repetition_penalty=1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        max_new_tokens=sampling.max_tokens,
+        min_new_tokens=sampling.min_tokens,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        skip_special_tokens=True,
+        spaces_between_special_tokens=True,
+        n=sampling.n,
+        logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
+    )
+    if sampling.seed is not None:
+        params.sampling_seed = sampling.seed & _MAX_SEED
+    if sampling.constraint is not None:
+        setattr(params, _CONSTRAINTS[sampling.constraint.kind], sampling.constraint.text)
+    return params
+
+
+def _in_prompt_order(request: EngineRequest) -> Iterator[tuple[str, MediaBatch, MediaItem]]:
+    """Every item of every batch, with the prefix of its tensors' keys."""
+    items = [(item.structural.offset, batch, item) for batch in request.media for item in batch.items]
+    items.sort(key=lambda one: one[0])
+    for number, (_, batch, item) in enumerate(items):
+        yield f"{number}/", batch, item
+
+
+def tensors(request: EngineRequest) -> list[Outgoing]:
+    """Every tensor of every item, side tensors first."""
+    found = []
+    for key, _, item in _in_prompt_order(request):
+        found += [Outgoing(key + name, tensor, inline_only=name in _BY_VALUE) for name, tensor in item.side.items()]
+        found.append(Outgoing(key + _PRIMARY, item.primary))
+    return found
+
+
+def _item(key: str, batch: MediaBatch, item: MediaItem, placements: Mapping[str, Handle]) -> Sequence[Part]:
+    """One MultimodalItem, the encoder's bytes written by hand behind the rest."""
+    message = pb.MultimodalItem(
+        modality=_MODALITIES[batch.modality],
+        content_hash=blake3.blake3(item.content_hash.encode()).digest(),
+        placeholders=[
+            pb.PlaceholderRange(offset=run.offset, length=run.length) for run in item.features or (item.structural,)
+        ],
+        placeholder_token_id=batch.token_id,
+    )
+    for name, tensor in item.side.items():
+        data = _tensor_data(tensor, placements.get(key + name))
+        if not data.HasField("shm"):
+            data.inline = b"".join(tensor.buffers)
+        message.model_specific_tensors[name].CopyFrom(data)
+    data = _tensor_data(item.primary, placements.get(key + _PRIMARY))
+    payload = [] if data.HasField("shm") else field([_INLINE], item.primary.buffers)
+    return [message.SerializeToString(), *field([_ENCODER_INPUT], [data.SerializeToString(), *payload])]
+
+
+def _tensor_data(tensor: Tensor, handle: Handle | None) -> pb.TensorData:
+    """Shape, dtype and, when there is one, the handle; the caller adds inline bytes."""
+    data = pb.TensorData(shape=tensor.shape, dtype=tensor.dtype)
+    if handle is not None:
+        data.shm.CopyFrom(
+            common_pb2.ShmHandle(name=handle.name, offset=0, nbytes=handle.nbytes, owner_id=handle.owner_id)
+        )
+    return data
+
+
+# ---------------------------------------------------------------- the worker
+
+
+class TokenSpeedEngine(GrpcEngine):
+    """One TokenSpeed worker behind its channels.
+
+    It hands the names of segments on to its scheduler, so every tensor gets a file of its own, never used again.
+    """
+
+    name = "tokenspeed"
+    service = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+    messages = pb
+    modalities = frozenset(Modality)
+    takes_segments = True
+    keeps_segments = True
+    max_message_bytes = 256 * MIB
+
+    def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
+        """The operator's width for the modality, else for all, else the worker's label, else bfloat16."""
+        usual = labels.form({**told, "mm_device_do_normalize": ""}, dtype, otherwise="bfloat16").dtype
+        others = ((modality, dtypes[modality]) for modality in Modality if modality in dtypes)
+        return Form(usual, others=tuple(other for other in others if other[1] != usual))
+
+    def flatten(self, reply: Message) -> dict[str, str]:
+        if not isinstance(reply, pb.GetServerInfoResponse):
+            return labels.flatten(reply)
+        found = labels.flatten_struct(reply.server_args, _SERVER_ARGS)
+        found |= labels.flatten_struct(reply.scheduler_info, ("shm_namespace_id",))
+        return found | ({"version": reply.tokenspeed_version} if reply.tokenspeed_version else {})
+
+    def tensors(self, request: EngineRequest) -> list[Outgoing]:
+        return tensors(request)
+
+    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+        return build(request, attempt_id, placements)
+
+    def replies(self, request: EngineRequest) -> StreamReplies:
+        return StreamReplies(request)
+
+    def _abortion(self, attempt_id: str) -> Message:
+        request: Message = pb.AbortRequest(request_id=attempt_id, reason="the gateway dropped the generation")
+        return request
