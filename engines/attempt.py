@@ -31,6 +31,8 @@ READER_PATIENCE_S = 2.0
 LAST_WORD_S = 2.0
 """How long an engine that has ended every choice may take to end the call as well."""
 
+_MESSAGES_A_TURN = 32  # messages that are there already are read without waiting: other requests must get their turn
+
 
 class Surroundings(Protocol):
     """What attempts share; `engines.dispatch.Dispatcher` is one."""
@@ -105,7 +107,11 @@ class Attempt:
         replies = client.replies(self._request)
         async with AsyncExitStack() as stack:
             stream = await self._send(client, placement, stack)
+            messages = 0
             while (message := await self._next(stream)) is not None:
+                messages += 1
+                if messages % _MESSAGES_A_TURN == 0:
+                    await asyncio.sleep(0)
                 event = replies.event(message)
                 self._is_regular = replies.all_finished
                 if not self._has_answered:

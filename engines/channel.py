@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from grpclib.client import Stream as Call
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.protocol import Buffer
 from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 
@@ -34,9 +35,17 @@ from engines.wire import Part, nbytes_of
 Reply = TypeVar("Reply", bound=Message)
 
 SENDING_CHANNELS = 3
+MOST_REPLY_BYTES = 64 << 20
+"""A longer reply is none: an answer of 256 thousand tokens with twenty rivals each is shorter."""
 _MESSAGE_CHARACTERS = 1000
+
+
+class ReplyTooLarge(Exception):
+    """The engine announced a reply of more than MOST_REPLY_BYTES."""
+
+
 # what grpclib raises for an answer it cannot take apart: cut short, compressed, no message of that type
-_BROKEN_ANSWER = (AssertionError, NotImplementedError, DecodeError, struct.error)
+_BROKEN_ANSWER = (AssertionError, NotImplementedError, DecodeError, struct.error, ReplyTooLarge)
 
 
 class Address(NamedTuple):
@@ -106,6 +115,7 @@ class Stream(Generic[Reply]):
         call._wrapper = CallWrapper()
         try:
             await call.send_request()
+            call._stream.recv_data = functools.partial(_receive, call._stream.buffer)
             await self._send(call, parts)
         except BaseException as error:
             await self._fail(error)
@@ -184,6 +194,13 @@ class Stream(Generic[Reply]):
             self.sent.set()
 
 
+async def _receive(buffer: Buffer, nbytes: int) -> bytes:
+    """As `grpclib.protocol.Stream.recv_data`, which lets a peer announce four gigabytes and waits for them."""
+    if nbytes > MOST_REPLY_BYTES:
+        raise ReplyTooLarge(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
+    return cast(bytes, await buffer.read(nbytes))
+
+
 def translate(error: BaseException) -> tuple[str, str] | None:
     """gRPC status name and message (trimmed, no addresses) of a foreign error; None for what is no engine's error."""
     if isinstance(error, GRPCError):
@@ -251,7 +268,11 @@ class WorkerChannels:
         try:
             async with asyncio.timeout(timeout_s):
                 async with self.server_stream(path, request, reply_type, metadata=metadata) as stream:
-                    replies = [reply async for reply in stream]
+                    replies: list[Reply] = []
+                    async for reply in stream:
+                        replies.append(reply)
+                        if len(replies) > 1:
+                            break
         except TimeoutError:
             raise EngineError("DEADLINE_EXCEEDED", f"no answer within {timeout_s:g} s", worker=self.url) from None
         if len(replies) != 1:

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 from engines.base import Chunk, EngineError, EngineRequest, Event, Finished, TokenLogprob, TopLogprob
 
+UNBOUNDED_TOKENS = 1 << 22  # of a choice whose request named no limit
+SURPLUS_TOKENS = 64  # an engine that guesses ahead may end a few tokens late
+
 
 class StreamReplies:
     """One stream's GenerateResponse messages.  `response` is the oneof of chunk and complete."""
@@ -21,6 +24,7 @@ class StreamReplies:
     def __init__(self, request: EngineRequest) -> None:
         self._streams = request.stream
         self._tokens = [0] * request.sampling.n  # emitted by chunks, per choice
+        self._most = (request.sampling.max_tokens or UNBOUNDED_TOKENS) + SURPLUS_TOKENS
         self._open = set(range(request.sampling.n))
 
     @property
@@ -49,6 +53,7 @@ class StreamReplies:
 
     def _chunk(self, index: int, body: Any) -> Chunk:
         self._tokens[index] += len(body.token_ids)
+        self._check_tokens(self._tokens[index])
         return Chunk(
             index=index,
             token_ids=list(body.token_ids),
@@ -60,6 +65,7 @@ class StreamReplies:
     def _finished(self, index: int, body: Any) -> Finished:
         self._open.discard(index)
         emitted = self._tokens[index]
+        self._check_tokens(len(getattr(body, self.output_field)))
         told = list(getattr(body, self.output_field))
         logprobs = self.logprobs(body)
         if self._streams and not self.repeats_all:
@@ -78,6 +84,11 @@ class StreamReplies:
             completion_tokens=total,
             cached_tokens=body.cached_tokens,
         )
+
+    def _check_tokens(self, tokens: int) -> None:
+        """An answer that is collected grows with every token; one without an end must not."""
+        if tokens > self._most:
+            raise EngineError("INTERNAL", "the engine sent more tokens than were asked for", started=True)
 
     # ------------------------------------------------------------ where the protocols differ
 
