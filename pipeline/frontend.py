@@ -28,7 +28,7 @@ from pipeline.cache import PixelCache
 from pipeline.catalog import Catalog
 from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
 from pipeline.encode import Encoder
-from pipeline.fetch import Fetcher
+from pipeline.fetch_once import SharingFetcher
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
@@ -202,7 +202,7 @@ class Frontend:
         self._segments.forget(worker.url)
         await self._catalog.load(worker)
 
-    def _open_fetcher(self) -> Fetcher:
+    def _open_fetcher(self) -> SharingFetcher:
         media = self._config.media
         policy = MediaHostPolicy(
             allow_private=media.allow_private_hosts,
@@ -210,7 +210,7 @@ class Frontend:
             allowed_domains=frozenset(media.allowed_domains) if media.allowed_domains is not None else None,
         )
         _log.info("media fetch policy for router-side processing %s", policy.describe())
-        fetcher = Fetcher(policy, version=VERSION, slots=media.max_fetches)
+        fetcher = SharingFetcher(policy, version=VERSION, slots=media.max_fetches, saved=self._metrics.fetch_shared)
         self._closing.push_async_callback(fetcher.close)
         return fetcher
 

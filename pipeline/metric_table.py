@@ -101,6 +101,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _gauge("mediagate_inflight_bytes", (), "Preprocessed media held for engines"),
     _gauge("mediagate_inflight_waiting_bytes", (), "Preprocessed media that waits for room"),
     _gauge("mediagate_inflight_limit_bytes", (), "--multimodal-max-inflight-bytes; 0 = unbounded"),
+    _counter("mediagate_fetches_shared_total", (), "Fetches saved: another request was just fetching the same URL"),
     _counter("mediagate_pixel_cache_hits_total", ("model",), "Pictures whose tensor was in the pixel cache"),
     _counter(
         "mediagate_pixel_cache_misses_total",

@@ -128,6 +128,10 @@ class Metrics:
         self._gauge("mediagate_inflight_waiting_bytes").set(waiting)
         self._gauge("mediagate_inflight_limit_bytes").set(limit or 0)
 
+    def fetch_shared(self) -> None:
+        """A request got what was just being fetched for another one."""
+        self._counter("mediagate_fetches_shared_total").inc()
+
     def pixels_shared(self, model: str) -> None:
         """A picture whose tensor was just being made for another request, which it waited for."""
         self._counter("mediagate_pixels_shared_total", self._model(model)).inc()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.origin import media_host
 from tests.e2e.running import Running, data_url, image_part, picture, running, text_part, until
 
 SHM = ("--multimodal-tensor-transport=shm", "--multimodal-shm-min-bytes=0")
@@ -198,3 +199,18 @@ def test_a_full_shm_serves_requests_as_without_a_cache(plain: Running) -> None:
         primary = [record["media"][0]["tensors"]["pixel_values"]["transport"] for record in gateway.seen("generate")]
         assert set(primary) == {"shm"}
         assert gateway.metric("mediagate_pixel_cache_used_bytes") <= 33554432
+
+
+def test_one_fetch_for_requests_at_the_same_time() -> None:
+    """The host takes a second; what came before or afterwards is fetched again."""
+    with media_host() as host, running() as gateway, concurrent.futures.ThreadPoolExecutor(6) as clients:
+        base = host.serve({"/a.png": {"mode": "delay", "seconds": 1.0, "file": "pictures/oracle/png_rgb_300x200.png"}})
+        content = [{"type": "image_url", "image_url": {"url": f"{base}/a.png"}}, text_part("?")]
+        for rounds in (1, 2):
+            answers = list(clients.map(lambda _: gateway.chat(content), range(6)))
+            assert [one.status for one in answers] == [200] * 6 and len({one.text for one in answers}) == 1
+            assert host.hits["/a.png"] == rounds
+        assert gateway.metric("mediagate_fetches_shared_total") == 10
+        made = gateway.metric('mediagate_stage_duration_seconds_count{modality="image",stage="decode"}')
+        assert made + gateway.metric("mediagate_pixels_shared_total{") == 12
+        gateway.given_back()

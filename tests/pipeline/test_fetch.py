@@ -11,6 +11,7 @@ from engines.base import Modality
 from pipeline.address import MediaHostPolicy
 from pipeline.errors import GatewayError
 from pipeline.fetch import Fetcher
+from pipeline.fetch_once import SharingFetcher
 from tests.pipeline.origin import BODY, Exchange, Origin, fetch, refusal, running, sends
 
 OPEN = MediaHostPolicy(allow_private=None, listening_on_loopback=True)
@@ -22,9 +23,9 @@ async def origin() -> AsyncIterator[Origin]:
         yield origin
 
 
-@pytest.fixture
-async def fetcher() -> AsyncIterator[Fetcher]:
-    fetcher = Fetcher(OPEN, version="1.2.3")
+@pytest.fixture(params=[Fetcher, SharingFetcher])
+async def fetcher(request: pytest.FixtureRequest) -> AsyncIterator[Fetcher]:
+    fetcher: Fetcher = request.param(OPEN, version="1.2.3")
     yield fetcher
     await fetcher.close()
 
