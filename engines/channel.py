@@ -115,7 +115,9 @@ class Stream(Generic[Reply]):
         call._wrapper = CallWrapper()
         try:
             await call.send_request()
-            call._stream.recv_data = functools.partial(_receive, call._stream.buffer)
+            call._stream.recv_data = functools.partial(  # type: ignore[method-assign]
+                _receive, call._stream.buffer
+            )
             await self._send(call, parts)
         except BaseException as error:
             await self._fail(error)
@@ -198,7 +200,7 @@ async def _receive(buffer: Buffer, nbytes: int) -> bytes:
     """As `grpclib.protocol.Stream.recv_data`, which lets a peer announce four gigabytes and waits for them."""
     if nbytes > MOST_REPLY_BYTES:
         raise ReplyTooLarge(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
-    return cast(bytes, await buffer.read(nbytes))
+    return await buffer.read(nbytes)
 
 
 def translate(error: BaseException) -> tuple[str, str] | None:
