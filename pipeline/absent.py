@@ -10,8 +10,6 @@ from collections.abc import Mapping
 # What is missing -> its flags.  These come with a later version.
 LATER_FLAGS: Mapping[str, str] = {
     "an RDMA lane": "--mm-pixel-rdma --rdma-listen-ip --rdma-slot-ttl-s",
-    "tool calls": "--tool-call-parser",
-    "reasoning parsers": "--reasoning-parser",
     "a rate limit": "--rate-limit-tokens-per-second",
     "a circuit breaker": "--cb-failure-threshold --cb-success-threshold --cb-timeout-duration-secs "
     "--cb-window-duration-secs",
@@ -85,6 +83,16 @@ MOOT_FLAGS: Mapping[str, str] = {
     "--disable-circuit-breaker": "Accepted for SMG's command lines; this version has no circuit breaker.",
     "--disable-load-monitoring": "Accepted for SMG's command lines; engines are not polled for their load.",
 }
+
+# Formats of calls and of reasoning that SMG knows and this version does not.
+LATER_CALL_FORMATS = (
+    *("llama", "pythonic", "mistral", "deepseek", "deepseek31", "deepseek32", "deepseek_v4", "deepseek_v41"),
+    *("glm45_moe", "glm47_moe", "step3", "kimik2", "kimi_k3", "minimax_m2", "minimax_m3", "cohere", "sarashina"),
+    "inkling",
+)
+LATER_THINKING_FORMATS = (
+    *("base", "kimi", "kimi_k25", "kimi_k3", "step3", "cohere_cmd", "nano_v3", "deepseek_v4", "inkling"),
+)
 
 # Variables that ask for something absent -> (what is missing, the values that do not ask for it).
 ASKING_VARIABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from engines.base import Modality
 from engines.worker import Worker
-from pipeline import models
+from pipeline import models, parsers
 from pipeline.archive import ArchiveReceiver, BundleError
 from pipeline.bundle import Bundle, load_bundle, locate
 from pipeline.config import Config
@@ -126,13 +126,19 @@ class Catalog:
 
     def _serve(self, worker: Worker, bundle: Bundle) -> ServedModel:
         labels = worker.labels
-        family = models.family_of(worker.model_id, str(bundle.config.config.get("model_type", "")))
+        model_type = str(bundle.config.config.get("model_type", ""))
+        family = models.family_of(worker.model_id, model_type)
+        names = (worker.model_id, labels.get("model_path"), model_type)
         base = ServedModel(
             model=worker.model_id,
             bundle=bundle,
             family=None,
             max_context=worker.context_length or bundle.max_context,
             sampling_defaults=_sampling_defaults(labels.get("default_sampling_params_json")),
+            call_format=parsers.call_format([self._config.model.tool_call_parser, labels.get("tool_parser"), *names]),
+            thinking_format=parsers.thinking_format(
+                [self._config.model.reasoning_parser, labels.get("reasoning_parser"), *names]
+            ),
         )
         if family is None:
             return base

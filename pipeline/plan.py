@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from engines.base import Modality, Sampling
+from pipeline import parsers
 from pipeline.bundle import Bundle
 from pipeline.errors import GatewayError
 from pipeline.models.base import Anchor, Family, Hints, Vocabulary
@@ -42,7 +43,8 @@ class MediaPlan(msgspec.Struct, frozen=True):
     """Everything the pipeline needs of a request.
 
     `messages`: for the chat template, with a part of type "image" (video, audio) where a media item stands.  `parts`:
-    the items in the same order.  `template_variables`: merged last into the template's variables.
+    the items in the same order.  `template_variables`: merged last into the template's variables.  `continuation`: the
+    beginning of the answer, behind the rendered prompt.
     """
 
     model: str
@@ -51,6 +53,7 @@ class MediaPlan(msgspec.Struct, frozen=True):
     sampling: Sampling
     stream: bool
     template_variables: Mapping[str, Any] = {}
+    continuation: str = ""
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -75,6 +78,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     vocabulary: Vocabulary | None = None
     max_context: int | None = None
     sampling_defaults: Mapping[str, Any] = {}
+    call_format: str = parsers.PASSTHROUGH
+    thinking_format: str = parsers.PASSTHROUGH
 
 
 def check_items(model: ServedModel, parts: Sequence[MediaPart], engine_limits: Mapping[Modality, int]) -> None:

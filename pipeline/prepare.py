@@ -67,7 +67,7 @@ class Preparation:
         check_items(model, plan.parts, _engine_limits(candidates))
         _check_vision(plan, candidates)
 
-        text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables)
+        text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables) + plan.continuation
         plan = msgspec.structs.replace(plan, messages=(), template_variables={})  # many times their JSON in memory
         ids = await self._tokenise(model, plan, text)
         if not plan.parts:

@@ -21,7 +21,8 @@ class ReplyRules(msgspec.Struct, frozen=True):
     """How one request's answers are read.
 
     `end_ids`: tokens that end an answer.  `trimmed`: stop strings and end tokens stay out of the text.
-    `top_logprobs`: rivals told per token at most; None: the client asked for no log-probabilities.
+    `top_logprobs`: rivals told per token at most; None: the client asked for no log-probabilities.  `kept`: special
+    tokens whose text appears although the others are skipped.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -30,6 +31,7 @@ class ReplyRules(msgspec.Struct, frozen=True):
     skip_special_tokens: bool = True
     min_tokens: int = 0
     top_logprobs: int | None = None
+    kept: frozenset[int] = frozenset()
 
 
 def reply_rules(
@@ -39,8 +41,11 @@ def reply_rules(
     no_stop_trim: bool = False,
     skip_special_tokens: bool = True,
     top_logprobs: int | None = None,
+    kept: frozenset[int] = frozenset(),
 ) -> ReplyRules:
-    """The rules a request asks for: with `ignore_eos` only its own stop tokens end an answer, the model's are text."""
+    """The rules a request asks for: with `ignore_eos` only its own stop tokens end an answer, the model's are text.
+    `kept`: tokens that whoever reads the text has to see.
+    """
     return ReplyRules(
         end_ids=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_ids),
         stops=sampling.stop,
@@ -48,6 +53,7 @@ def reply_rules(
         skip_special_tokens=skip_special_tokens,
         min_tokens=sampling.min_tokens,
         top_logprobs=top_logprobs,
+        kept=kept,
     )
 
 
@@ -62,9 +68,12 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 
 
 class LogprobEntry(TokenText, frozen=True, gc=False):
-    """One token of the content; `top`: its most likely rivals, most likely first."""
+    """One token of the output; `top`: its most likely rivals, most likely first.  `place`: of its first character in
+    the choice's text.
+    """
 
     top: tuple[TokenText, ...] = ()
+    place: int = 0
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -96,7 +105,8 @@ class ChoiceReader:
         self._rules = rules
         self._left_out = rules.end_ids if rules.trimmed else frozenset[int]()
         self._stream = tokenizer.decode_stream(
-            skip_special_tokens=rules.skip_special_tokens, kept=frozenset() if rules.trimmed else rules.end_ids
+            skip_special_tokens=rules.skip_special_tokens,
+            kept=rules.kept if rules.trimmed else rules.kept | rules.end_ids,
         )
         self._matcher = StopMatcher(rules.stops, trim=rules.trimmed)
         self._entries = _Entries()
@@ -170,6 +180,7 @@ class ChoiceReader:
             data,
             _finite(told.logprob),
             tuple(self._token_text(rival.token_id, rival.logprob) for rival in rivals),
+            self._entries.produced,
         )
 
     def _token_text(self, token_id: int, logprob: float) -> TokenText:
@@ -192,31 +203,34 @@ class _Entries:
     def __init__(self) -> None:
         self.produced = 0  # characters out of the detokenizer
         self.shown = 0  # characters past the stop matcher
-        self._waiting: list[tuple[int, LogprobEntry]] = []
+        self._waiting: list[LogprobEntry] = []
 
     def place(self, entry: LogprobEntry) -> None:
-        self._waiting.append((self.produced, entry))
+        self._waiting.append(entry)
 
     def due(self) -> tuple[LogprobEntry, ...]:
         count = 0
-        while count < len(self._waiting) and self._waiting[count][0] < self.shown:
+        while count < len(self._waiting) and self._waiting[count].place < self.shown:
             count += 1
-        found = tuple(entry for _, entry in self._waiting[:count])
+        found = tuple(self._waiting[:count])
         del self._waiting[:count]
         return found
 
     def rest(self) -> tuple[LogprobEntry, ...]:
-        found = tuple(entry for _, entry in self._waiting)
+        found = tuple(self._waiting)
         self._waiting.clear()
         return found
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request: the prompt counted once, completions summed over choices, end tokens included."""
+    """Tokens of one request: the prompt counted once, completions summed over choices, end tokens included;
+    `reasoning_tokens` are part of the completions.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from pipeline.absent import LATER_CALL_FORMATS, LATER_THINKING_FORMATS
+from pipeline.parsers import CallFormat, ThinkingFormat
 from pipeline.setting import (
     ADMISSION,
     LISTENING,
@@ -345,6 +347,32 @@ class Model(msgspec.Struct, frozen=True):
     ) = None
     chat_template: (
         Annotated[str, setting(MODEL, "--chat-template", "File that holds the chat template.", computed="the bundle's")]
+        | None
+    ) = None
+    tool_call_parser: (
+        Annotated[
+            CallFormat,
+            setting(
+                MODEL,
+                "--tool-call-parser",
+                "How models write calls of functions, for every model.",
+                computed="the worker's label, else by the model's name",
+                later=dict.fromkeys(LATER_CALL_FORMATS, "that parser"),
+            ),
+        ]
+        | None
+    ) = None
+    reasoning_parser: (
+        Annotated[
+            ThinkingFormat,
+            setting(
+                MODEL,
+                "--reasoning-parser",
+                "How models write reasoning, for every model.",
+                computed="the worker's label, else by the model's name",
+                later=dict.fromkeys(LATER_THINKING_FORMATS, "that parser"),
+            ),
+        ]
         | None
     ) = None
 

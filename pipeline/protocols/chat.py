@@ -1,7 +1,8 @@
 """`POST /v1/chat/completions`: the request's JSON to a MediaPlan.  Its answers are in chat_reply.py.
 
 Fields, ranges and codes: SMG 1.13's measured answers (`docs/compatibility.md` lists where ours differ).  Unknown fields
-are accepted and ignored, as clients expect; known ones whose feature this version lacks are refused by name.
+are accepted and ignored, as clients expect.  Functions are read in chat_tools.py, what holds the output to a shape in
+constraints.py.
 """
 
 import re
@@ -11,11 +12,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from engines.base import Modality, Sampling
+from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
+from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
+from pipeline.protocols.constraints import constraint_of
 from pipeline.protocols.parts import decode_body, raw_string
+from pipeline.tooluse import ToolUse
 
 UINT32 = 2**32 - 1  # what engines' messages hold
 
@@ -82,15 +86,16 @@ class ChatRequest(msgspec.Struct, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # features of later versions: refused by name, never ignored
-    tools: list[Any] | None = None
+    tools: list[ToolForm] | None = None
     tool_choice: Any = None
-    functions: list[Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[FunctionForm] | None = None
     function_call: Any = None
     response_format: Any = None
     regex: str | None = None
     ebnf: str | None = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | float | None = None
+    separate_reasoning: bool | None = None
     continue_final_message: bool | None = None
 
     @property
@@ -103,9 +108,28 @@ class ChatRequest(msgspec.Struct, frozen=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises GatewayError for tools and choices that make no sense."""
+        return tool_use(
+            self.tools,
+            self.tool_choice,
+            functions=self.functions,
+            function_call=self.function_call,
+            parallel=self.parallel_tool_calls,
+        )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What holds the output; calls that must be made come before a format of the answer."""
+        asked = constraint_of(self.response_format, self.regex, self.ebnf)
+        return self.tool_use.constraint or asked
+
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _PART_AT = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\]")
+_NO_THINKING = ("none", "minimal")  # efforts
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # as templates call them
 _URL_MODALITIES = {"image_url": Modality.IMAGE, "video_url": Modality.VIDEO, "audio_url": Modality.AUDIO}
 
 
@@ -148,21 +172,14 @@ def _malformed(body: bytes | bytearray, message: int, part: int) -> GatewayError
 
 def check_fields(request: ChatRequest) -> None:
     """What types and ranges alone cannot say."""
-    for name in ("tools", "functions"):
-        if getattr(request, name):
-            raise GatewayError(
-                "unsupported_parameter", f"'{name}': tool calls are not available in this version", param=name
-            )
-    if request.tool_choice not in (None, "none", "auto"):
+    request.constraint  # noqa: B018  (raises)
+    final = request.messages[-1]
+    if request.continue_final_message and (final.role != "assistant" or final.tool_calls):
         raise GatewayError(
-            "tool_choice_requires_tools",
-            "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.",
-            param="tool_choice",
+            "invalid_value",
+            "continue_final_message: the last message must be an assistant's, without tool calls",
+            param="continue_final_message",
         )
-    for name in ("regex", "ebnf", "reasoning_effort", "continue_final_message"):
-        if getattr(request, name):
-            raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
-    check_response_format(request.response_format)
     if request.top_logprobs and not request.logprobs:
         raise GatewayError("top_logprobs_requires_logprobs", "top_logprobs is only allowed when logprobs is enabled")
     if request.stream_options is not None and not request.stream:
@@ -182,29 +199,6 @@ def check_fields(request: ChatRequest) -> None:
         )
 
 
-def check_response_format(value: Any) -> None:
-    if value is None:
-        return
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
-        return
-    if kind == "json_schema" and "json_schema" not in value:
-        raise GatewayError(
-            "missing_required_parameter",
-            "Invalid JSON data: response_format: missing field `json_schema`",
-            param="response_format.json_schema",
-        )
-    if kind in ("json_schema", "json_object"):
-        raise GatewayError(
-            "unsupported_parameter",
-            f"'response_format' of type {kind} is not available in this version",
-            param="response_format",
-        )
-    raise GatewayError(
-        "invalid_value", "response_format.type must be text, json_object or json_schema", param="response_format.type"
-    )
-
-
 def plan_of(request: ChatRequest, defaults: Mapping[str, Any]) -> MediaPlan:
     """Messages for the template, media in prompt order, sampling.  `defaults`: the worker's sampling defaults.
 
@@ -212,14 +206,34 @@ def plan_of(request: ChatRequest, defaults: Mapping[str, Any]) -> MediaPlan:
     """
     parts: list[MediaPart] = []
     messages = [template_message(index, message, parts) for index, message in enumerate(request.messages)]
+    continuation = text_of(messages.pop()["content"]) if request.continue_final_message else ""
     return MediaPlan(
         model=request.model,
         messages=messages,
         parts=tuple(parts),
         sampling=sampling_of(request, defaults),
         stream=bool(request.stream),
-        template_variables=request.chat_template_kwargs or {},
+        template_variables=template_variables(request),
+        continuation=continuation,
     )
+
+
+def template_variables(request: ChatRequest) -> dict[str, Any]:
+    """The client's own come last."""
+    found: dict[str, Any] = {}
+    if shown := request.tool_use.shown:
+        found["tools"] = [function.shown() for function in shown]
+    effort = request.reasoning_effort
+    if effort is not None:
+        found["reasoning_effort"] = effort
+        if effort in _NO_THINKING:
+            found.update(dict.fromkeys(_THINKING_SWITCHES, False))
+    return {**found, **(request.chat_template_kwargs or {})}
+
+
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """A message's text; an assistant's message has nothing else."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def sampling_of(request: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
@@ -247,6 +261,7 @@ def sampling_of(request: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
         seed=request.seed,
         logprobs=top,
         logit_bias=token_biases(request.logit_bias or {}),
+        constraint=request.constraint,
     )
 
 

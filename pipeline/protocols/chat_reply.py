@@ -1,36 +1,74 @@
 """Answers of `POST /v1/chat/completions`: engine events to one JSON object, or to a stream of chunks.
 
-The shapes are SMG 1.13's as recorded: one role chunk for each choice with the engine's first output, deltas with text,
-all finishing chunks at the end, then usage when asked for, then `[DONE]`.
+The shapes are SMG 1.13's as recorded: one role chunk for each choice with the engine's first output, deltas with either
+text, reasoning or a call, all finishing chunks at the end, then usage when asked for, then `[DONE]`.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from engines.base import EngineRequest, Event
+from pipeline import parsers
 from pipeline.errors import GatewayError
+from pipeline.parsers.output import PATIENCE, CallBegun, CallGrown, Output, Said, Words
+from pipeline.parsers.thinking import CLOSE, OPEN, ThinkingSplitter, Thought, ThoughtCount, prompt_end
 from pipeline.plan import ServedModel
 from pipeline.protocols.chat import ChatRequest
 from pipeline.protocols.parts import as_json
-from pipeline.reply import ChoiceReader, Ending, LogprobEntry, Piece, Tally, TokenText, Usage, reply_rules
+from pipeline.reply import ChoiceReader, Ending, LogprobEntry, Tally, TokenText, Usage, reply_rules
 
 DONE = b"[DONE]"
 
 
-class Answer:
-    """What all choices of one request have said so far."""
+class Choice:
+    """One choice: its text as tokens come, what that says, and its log-probabilities.
 
-    def __init__(self, model: ServedModel, chat: ChatRequest, request: EngineRequest) -> None:
-        rules = reply_rules(
-            request.sampling,
-            model.bundle.eos_ids,
-            no_stop_trim=bool(chat.no_stop_trim),
-            skip_special_tokens=chat.skip_special_tokens is not False,
-            top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
-        )
-        self.readers = [ChoiceReader(model.bundle.tokenizer, rules) for _ in range(chat.choices)]
+    Log-probabilities are the answer's: tokens of the reasoning have none; those of calls stay.
+    """
+
+    def __init__(self, reader: ChoiceReader, output: Output, thoughts: ThoughtCount) -> None:
+        self.reader = reader
+        self.output = output
+        self.thoughts = thoughts
+        self.ending: Ending | None = None
+        self._waiting: list[LogprobEntry] = []
+
+    def read(self, event: Event) -> tuple[list[Said], list[LogprobEntry]]:
+        if self.reader.ended:
+            return [], []
+        self.thoughts.feed(event.token_ids)
+        piece = self.reader.read(event)
+        said = self.output.feed(piece.text)
+        if piece.ending is not None:
+            said += self.output.finish()
+            reason = self.output.finish_reason(piece.ending.finish_reason)
+            self.ending = msgspec.structs.replace(piece.ending, finish_reason=reason)
+        return said, self._due(piece.logprobs)
+
+    def _due(self, entries: Sequence[LogprobEntry]) -> list[LogprobEntry]:
+        if not entries and not self._waiting:
+            return []
+        self._waiting += entries
+        found: list[LogprobEntry] = []
+        while self._waiting:
+            is_answer = self.output.is_answer(self._waiting[0].place)
+            if is_answer is None and self.ending is None:
+                break
+            entry = self._waiting.pop(0)
+            if is_answer is not False:
+                found.append(entry)
+        return found
+
+
+class Answer:
+    """What all choices of one request have said so far.  `continuation`: the beginning of the answer in the prompt."""
+
+    def __init__(self, model: ServedModel, chat: ChatRequest, request: EngineRequest, continuation: str = "") -> None:
         self.tally = Tally(len(request.input_ids))
+        self.choices = choices_of(model, chat, request, continuation)
         self._chat = chat
         self._head = {
             "id": request.request_id,
@@ -41,50 +79,43 @@ class Answer:
 
     @property
     def ended(self) -> bool:
-        return all(reader.ended for reader in self.readers)
+        return all(choice.reader.ended for choice in self.choices)
 
-    def read(self, event: Event) -> Piece:
+    @property
+    def usage(self) -> Usage:
+        thoughts = sum(choice.thoughts.tokens for choice in self.choices)
+        return msgspec.structs.replace(self.tally.usage, reasoning_tokens=thoughts)
+
+    def read(self, event: Event) -> tuple[list[Said], list[LogprobEntry]]:
         self.tally.see(event)
-        return self.readers[event.index].read(event)
+        return self.choices[event.index].read(event)
 
     async def whole(self, events: AsyncIterator[Event]) -> bytes:
         """Everything at once.  Leaves the loop as soon as every choice has ended; the caller closes the generation."""
-        texts = [""] * len(self.readers)
-        entries: list[list[LogprobEntry]] = [[] for _ in self.readers]
-        endings: list[Ending | None] = [None] * len(self.readers)
+        said: list[list[Said]] = [[] for _ in self.choices]
+        entries: list[list[LogprobEntry]] = [[] for _ in self.choices]
         async for event in events:
-            piece = self.read(event)
-            texts[event.index] += piece.text
-            entries[event.index] += piece.logprobs
-            endings[event.index] = piece.ending or endings[event.index]
+            more, due = self.read(event)
+            said[event.index] += more
+            entries[event.index] += due
             if self.ended:
                 break
-        choices = [
-            self._choice(index, texts[index], entries[index], endings[index]) for index in range(len(self.readers))
-        ]
         body = {
             **self._head,
             "object": "chat.completion",
-            "choices": choices,
-            "usage": usage_json(self.tally.usage),
+            "choices": [self._choice(index, said[index], entries[index]) for index in range(len(self.choices))],
+            "usage": usage_json(self.usage),
             "service_tier": "default",  # SMG's chunks have none
         }
         return as_json(body)
 
-    def _choice(self, index: int, text: str, entries: list[LogprobEntry], ending: Ending | None) -> dict[str, Any]:
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": text,
-            "refusal": None,
-            "annotations": [],
-            "reasoning_content": None,
-        }
+    def _choice(self, index: int, said: list[Said], entries: list[LogprobEntry]) -> dict[str, Any]:
         choice = {
             "index": index,
-            "message": message,
+            "message": message_json(said),
             "logprobs": logprobs_json(entries) if self._chat.logprobs else None,
         }
-        return {**choice, **ending_json(ending)}
+        return {**choice, **ending_json(self.choices[index].ending)}
 
     async def stream(self, events: AsyncIterator[Event], first_out: Callable[[], None]) -> AsyncIterator[bytes]:
         """Payloads of the chunks, `[DONE]` not included.  `first_out` is called when the engine's first event is
@@ -93,25 +124,21 @@ class Answer:
         options = self._chat.stream_options
         continuous = options is not None and bool(options.continuous_usage_stats)
         greeted: set[int] = set()
-        endings: dict[int, Ending | None] = {}
         async for event in events:
             if not greeted:
                 first_out()
             if event.index not in greeted:
                 greeted.add(event.index)
                 yield self._chunk(event.index, {"role": "assistant", "content": "", "refusal": None}, None, continuous)
-            piece = self.read(event)
-            if piece.text or piece.logprobs:
-                entries = logprobs_json(piece.logprobs) if self._chat.logprobs else None
-                yield self._chunk(event.index, {"content": piece.text}, entries, continuous)
-            if piece.ending is not None:
-                endings[event.index] = piece.ending
+            for delta, entries in deltas(*self.read(event)):
+                logprobs = logprobs_json(entries) if self._chat.logprobs and "content" in delta else None
+                yield self._chunk(event.index, delta, logprobs, continuous)
             if self.ended:
                 break
-        for index in range(len(self.readers)):
-            yield self._chunk(index, {}, None, continuous, ending_json(endings.get(index)))
+        for index, choice in enumerate(self.choices):
+            yield self._chunk(index, {}, None, continuous, ending_json(choice.ending))
         if options is not None and options.include_usage:
-            yield as_json({**self._chunk_head(), "choices": [], "usage": usage_json(self.tally.usage)})
+            yield as_json({**self._chunk_head(), "choices": [], "usage": usage_json(self.usage)})
 
     def _chunk_head(self) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk"}
@@ -127,8 +154,93 @@ class Answer:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, **(ending or {"finish_reason": None})}
         chunk = {**self._chunk_head(), "choices": [choice]}
         if with_usage:
-            chunk["usage"] = usage_json(self.tally.usage)
+            chunk["usage"] = usage_json(self.usage)
         return as_json(chunk)
+
+
+def choices_of(model: ServedModel, chat: ChatRequest, request: EngineRequest, continuation: str) -> list[Choice]:
+    """One reader for each choice; whether it begins inside reasoning the prompt says."""
+    tokenizer, use = model.bundle.tokenizer, chat.tool_use
+    parser = use.parser(model.call_format)
+    thinks = model.thinking_format != parsers.PASSTHROUGH
+    inside = thinks and parsers.begins_inside(model.thinking_format, prompt_end(request.original_text, continuation))
+    constraint = request.sampling.constraint
+    is_json = constraint is not None and constraint.kind == "json_schema"
+    markers = (*(parser.markers if parser is not None else ()), *(ThinkingSplitter.markers if thinks else ()))
+    ids = {marker: tokenizer.id_of(marker) for marker in markers}
+    rules = reply_rules(
+        request.sampling,
+        model.bundle.eos_ids,
+        no_stop_trim=bool(chat.no_stop_trim),
+        skip_special_tokens=chat.skip_special_tokens is not False,
+        top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        kept=tokenizer.special_ids.intersection(ids.values()),
+    )
+
+    def choice() -> Choice:
+        output = Output(
+            ThinkingSplitter(inside=inside, is_json=is_json) if thinks else None,
+            use.parser(model.call_format),
+            separates=chat.separate_reasoning is not False,
+            one_call=use.one_call,
+            patience=PATIENCE if chat.stream else None,
+        )
+        thoughts = ThoughtCount(ids.get(OPEN), ids.get(CLOSE), inside=inside, ends=rules.end_ids)
+        return Choice(ChoiceReader(tokenizer, rules), output, thoughts)
+
+    return [choice() for _ in range(chat.choices)]
+
+
+def message_json(said: Iterable[Said]) -> dict[str, Any]:
+    """The message of a choice that is whole; its content is null when there is only reasoning or calls."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for one in said:
+        match one:
+            case Words(text):
+                content.append(text)
+            case Thought(text):
+                reasoning.append(text)
+            case CallBegun(_, call_id, name):
+                calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
+            case CallGrown(index, arguments):
+                calls[index]["function"]["arguments"] += arguments
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(content) if content or not (reasoning or calls) else None,
+        "refusal": None,
+        "annotations": [],
+    }
+    if calls:
+        message["tool_calls"] = calls
+    message["reasoning_content"] = "".join(reasoning) if reasoning else None
+    return message
+
+
+def deltas(
+    said: Iterable[Said], entries: Sequence[LogprobEntry]
+) -> Iterator[tuple[dict[str, Any], Sequence[LogprobEntry]]]:
+    """A delta for each thing said; the entries go with the first words, or with none."""
+    for one in said:
+        if isinstance(one, Words):
+            yield {"content": one.text}, entries
+            entries = ()
+        else:
+            yield delta_json(one), ()
+    if entries:
+        yield {"content": ""}, entries
+
+
+def delta_json(said: Thought | CallBegun | CallGrown) -> dict[str, Any]:
+    match said:
+        case Thought(text):
+            return {"reasoning_content": text}
+        case CallBegun(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallGrown(index, arguments):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
 def ending_json(ending: Ending | None) -> dict[str, Any]:
@@ -147,7 +259,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -155,7 +267,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_json(entries: "list[LogprobEntry] | tuple[LogprobEntry, ...]") -> dict[str, Any]:
+def logprobs_json(entries: Sequence[LogprobEntry]) -> dict[str, Any]:
     content = [{**_token_json(entry), "top_logprobs": [_token_json(rival) for rival in entry.top]} for entry in entries]
     return {"content": content, "refusal": None}
 

@@ -25,14 +25,15 @@ class ChatApi:
         model = serving(asked.model)
         plan = chat.plan_of(asked, model.sampling_defaults)
         settings = msgspec.structs.replace(asked, messages=[])  # they hold the whole body
-        return Asked(model, plan, lambda request: ChatAnswer(model, settings, request))
+        continuation = plan.continuation
+        return Asked(model, plan, lambda request: ChatAnswer(model, settings, request, continuation))
 
 
 class ChatAnswer:
     """`chat_reply.Answer` with its chunks as data events."""
 
-    def __init__(self, model: ServedModel, asked: chat.ChatRequest, request: EngineRequest) -> None:
-        self._answer = chat_reply.Answer(model, asked, request)
+    def __init__(self, model: ServedModel, asked: chat.ChatRequest, request: EngineRequest, continuation: str) -> None:
+        self._answer = chat_reply.Answer(model, asked, request, continuation)
         self.tally = self._answer.tally
 
     async def whole(self, events: AsyncIterator[Event]) -> bytes:

@@ -45,6 +45,16 @@ def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes | bytearray) -> 
         raise GatewayError("invalid_json", "JSON syntax error: the request body is nested too deeply") from None
 
 
+def converted(value: Any, kind: type[T], path: str) -> T:
+    """A decoded value as a form of its own; what is wrong is told with its path below `path`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = describe(str(error))
+        param = ".".join(part for part in (path, found.param) if part)
+        raise GatewayError(found.code, f"{path}: {found.message}", param=param) from None
+
+
 def describe(text: str) -> GatewayError:
     """Turn msgspec's sentence into our error: code by kind of fault, `param` from its path."""
     match = _PATH.match(text)

@@ -6,6 +6,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines.base import (
     Chunk,
+    Constraint,
     EngineError,
     EngineRequest,
     Finished,
@@ -87,9 +88,16 @@ def test_sampling_bounds():
     assert sampling_of(temperature=0.0).HasField("temperature")
 
 
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
+def test_a_constraint_is_one_of_its_kinds(kind):
+    params = sampling_of(constraint=Constraint(kind, "a+"))
+    assert (params.WhichOneof("constraint"), getattr(params, kind)) == (kind, "a+")
+
+
 def test_unset_sampling_stays_unset():
     params = sampling_of()
     assert not any(params.HasField(name) for name in ("temperature", "max_tokens", "seed", "logprobs"))
+    assert params.WhichOneof("constraint") is None
     assert (params.top_p, params.repetition_penalty, params.n, params.top_k) == (1.0, 1.0, 1, 0)
 
 

@@ -11,6 +11,7 @@ from pipeline.plan import MediaPlan
 from pipeline.protocols import chat
 
 USER = [{"role": "user", "content": "hi"}]
+F = {"type": "function", "function": {"name": "f"}}
 
 
 def plan(body: dict[str, Any], defaults: dict[str, Any] | None = None) -> MediaPlan:
@@ -52,9 +53,41 @@ def refusal(body: dict[str, Any] | bytes) -> GatewayError:
         ({"logprobs": True, "top_logprobs": 21}, "integer_above_max_value", "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options_requires_stream", "stream_options"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "missing_required_parameter",
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "", "schema": {}}}},
+            "invalid_value",
+            "response_format.json_schema.name",
+        ),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "invalid_value", "regex"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "invalid_value", "ebnf"),
+        ({"continue_final_message": True}, "invalid_value", "continue_final_message"),
         ({"tool_choice": "required"}, "tool_choice_requires_tools", "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice_requires_tools", "tool_choice"),
+        ({"function_call": {"name": "f"}}, "tool_choice_requires_tools", "function_call"),
+        ({"tools": [F], "tool_choice": {"function": {"name": "g"}}}, "tool_choice_function_not_found", "tool_choice"),
+        ({"tools": [F], "tool_choice": "sometimes"}, "invalid_value", "tool_choice"),
+        ({"tools": [F], "tool_choice": {"type": "custom"}}, "invalid_value", "tool_choice.type"),
+        ({"tools": [F], "tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice"),
+        ({"tools": [F], "tool_choice": 5}, "invalid_type", "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [F, {"type": "function"}]}, "missing_required_parameter", "tools[1].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "missing_required_parameter", "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "invalid_value", "tools[0]"),
+        ({"functions": [{"name": "f", "parameters": 5}]}, "invalid_type", "functions[0].parameters"),
+        (
+            {
+                "tools": [F],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]},
+            },
+            "tool_choice_function_not_found",
+            "tool_choice",
+        ),
         ({"logit_bias": {"x": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"5": 101}}, "decimal_above_max_value", "logit_bias[...]"),
         ({"min_tokens": 9, "max_tokens": 8}, "integer_above_max_value", "min_tokens"),

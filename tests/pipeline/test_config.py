@@ -67,6 +67,8 @@ FLAGS = [
     ("--model-path", "model.path", None, "org/name", "org/name"),
     ("--model", "model.path", None, "org/name", "org/name"),
     ("--tokenizer-path", "model.tokenizer_path", None, "org/tokens", "org/tokens"),
+    ("--tool-call-parser", "model.tool_call_parser", None, "qwen_xml", "qwen_xml"),
+    ("--reasoning-parser", "model.reasoning_parser", None, "deepseek_r1", "deepseek_r1"),
     ("--worker-urls", "workers.urls", (), "grpc://a:5", ("grpc://a:5",)),
     ("--policy", "workers.policy", "round_robin", "power_of_two", "power_of_two"),
     ("--worker-startup-timeout-secs", "workers.startup_timeout_s", 1800.0, "60", 60.0),

@@ -29,7 +29,7 @@ from tools.fake.faults import Fault, FaultError, Script
 from tools.fake.journal import record
 from tools.fake.received import Expectations, Seen, receive
 from tools.fake.tensors import Reader, Refused
-from tools.fake.words import Answer, answer, last_turn, logprobs, sentence
+from tools.fake.words import Answer, answer, last_turn, logprobs, sentence, told_to_say
 
 CHUNK_BYTES = 64 * 1024
 DIGEST_MARKER = "[[digest]]"  # in a prompt: read this request in full although the stand-in is light
@@ -181,7 +181,8 @@ class Engine(rpc.VllmEngineServicer):
         if delay_s:
             await asyncio.sleep(delay_s)
         await self._strike(fault, 0, context)
-        text = self._settings.text or ("ok" if self._settings.light else sentence(seen, last_turn(prompt)))
+        told = self._settings.text or ("ok" if self._settings.light else sentence(seen, last_turn(prompt)))
+        text = told_to_say(last_turn(prompt)) or told
         whole = answer(self._tokenizer, text, request.sampling_params, self._ends)
         choices = max(1, request.sampling_params.n)
         step = self._settings.tokens_per_chunk

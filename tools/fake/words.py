@@ -56,6 +56,12 @@ def last_turn(prompt: str) -> str:
     return tail.partition("<|im_end|>")[0] if found else prompt
 
 
+def told_to_say(turn: str) -> str:
+    """`[[say TEXT]]` in the user's words makes the stand-in answer TEXT, which may hold brackets itself."""
+    _, found, rest = turn.partition("[[say ")
+    return rest.rpartition("]]")[0] if found else ""
+
+
 def answer(tokenizer: Any, text: str, sampling: Any, ends: Sequence[int]) -> Answer:
     """Tokens of `text` under the request's sampling parameters (a protobuf SamplingParams).
 

@@ -1,0 +1,79 @@
+"""Arguments that a model writes as plain text, as JSON of the type the function's schema asks for.
+
+Formats with tags (Qwen3-Coder, GLM, MiniMax) say `<parameter=days>3</parameter>`; only the schema knows whether that
+is a number or a text.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_SCALARS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The JSON types a parameter's schema allows; empty when it does not say."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    stated = schema.get("type")
+    if isinstance(stated, str):
+        return frozenset({stated})
+    if isinstance(stated, list):
+        return frozenset(one for one in stated if isinstance(one, str))
+    if isinstance(schema.get("enum"), list):
+        return frozenset(_type_of(one) for one in schema["enum"])
+    found = [types_of(one) for name in ("anyOf", "oneOf") for one in _listed(schema.get(name))]
+    return frozenset().union(*found) if all(found) else frozenset()
+
+
+def parameter_types(function: Mapping[str, Any] | None, name: str) -> frozenset[str]:
+    """The same for one parameter of a function's schema."""
+    properties = (function or {}).get("properties")
+    return types_of(properties.get(name)) if isinstance(properties, Mapping) else frozenset()
+
+
+def json_value(text: str, types: frozenset[str]) -> str:
+    """`text` as compact JSON.  Only what is unmistakably of an allowed type is anything but a string."""
+    if types == {"string"}:
+        return quoted(text)
+    bare = text.strip()
+    word = _SCALARS.get(bare.lower())
+    if word is not None and (not types or ("null" if word == "null" else "boolean") in types):
+        return word
+    try:
+        value = msgspec.json.decode(bare)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return quoted(text)
+    kind = _type_of(value)
+    if types and kind not in types and not (kind == "integer" and "number" in types):
+        return quoted(text)
+    return bare if kind in ("integer", "number") else msgspec.json.encode(value).decode()
+
+
+def quoted(text: str) -> str:
+    """A JSON string."""
+    return msgspec.json.encode(text).decode()
+
+
+def escaped(text: str) -> str:
+    """The inside of a JSON string: pieces joined are the whole."""
+    return quoted(text)[1:-1]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
