@@ -17,7 +17,7 @@ def gateway() -> Iterator[Running]:
     with running(
         f"--retry-max-retries={ATTEMPTS}",
         "--retry-initial-backoff-ms=5",
-        "--request-timeout-secs=2",
+        "--request-timeout-secs=1",
         "--sse-keepalive-secs=0",
     ) as found:
         yield found
@@ -86,7 +86,7 @@ def test_broken_between_two_whole_answers(gateway: Running) -> None:
 def test_an_engine_that_never_answers(gateway: Running, stream: bool) -> None:
     answer = gateway.chat(troubled("silent"), stream=stream)
     assert answer.error == (504, "request_timeout")
-    assert answer.message == "the request took longer than 2 s"
+    assert answer.message == "the request took longer than 1 s"
     request_id = answer.headers["x-request-id"]
     until(lambda: gateway.seen("abort") and request_id in gateway.seen("abort")[-1]["request_ids"][0])
     assert gateway.seen("cancelled")[-1]["request_id"].startswith(request_id)

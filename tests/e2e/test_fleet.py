@@ -13,7 +13,7 @@ from tests.e2e.test_stopping import Stream
 
 PHOTO = picture(1080, 1920, kind="JPEG")  # 50 MB of floats, 12 of raw pixels
 RAW = ("--label", "mm_device_do_normalize=true")
-SLOW = ("--token-ms=25", "--tokens-per-chunk=1")
+SLOW = ("--token-ms=15", "--tokens-per-chunk=1")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.running import QUICK, Running, children, image_part, picture, question, running, text_part, until
 from tools.launch import ROOT
 
-SLOW = ("--token-ms=25", "--tokens-per-chunk=1")
+SLOW = ("--token-ms=15", "--tokens-per-chunk=1")
 SHM = ("--multimodal-tensor-transport=shm",)
 PHOTO = picture(540, 960, kind="JPEG")
 
@@ -62,18 +62,17 @@ class Stream:
 
 
 def test_sigterm_lets_balancers_and_streams_finish() -> None:
-    with running(*SHM, quick=settle(2), engine=SLOW) as gateway:
+    with running(*SHM, quick=settle(1), engine=SLOW) as gateway:
         stream = Stream(gateway, [image_part(PHOTO), text_part("?")])
         stream.until(b"I")
         begun = time.monotonic()
         gateway.gateway.process.send_signal(signal.SIGTERM)
-        until(lambda: not gateway.ready(), seconds=1, what="unready at once")
+        until(lambda: not gateway.ready(), what="unready while it still listens")
         assert gateway.call("GET", "/readiness").json == {"status": "not ready", "reason": "draining"}
         assert gateway.call("GET", "/liveness").status == 200
         assert gateway.chat("still there?", max_tokens=3).status == 200  # balancers have not noticed yet
-        assert time.monotonic() - begun < 2
         until(lambda: refuses(gateway), seconds=10, what="the listener closes after the settle time")
-        assert time.monotonic() - begun >= 2
+        assert time.monotonic() - begun >= 1
         assert stream.until(b"[DONE]").endswith(b"data: [DONE]\n")
         stream.close()
         assert ends(gateway) == 0
