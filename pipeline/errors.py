@@ -33,6 +33,7 @@ STATUS_OF_CODE = {
     "top_logprobs_requires_logprobs": 400,
     "stream_options_requires_stream": 400,
     "tool_choice_requires_tools": 400,
+    "thinking_budget_exceeds_max_tokens": 400,
     "tool_choice_function_not_found": 400,
     "unsupported_parameter": 400,
     "process_messages_failed": 400,

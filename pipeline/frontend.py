@@ -27,6 +27,7 @@ from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.cache import PixelCache
 from pipeline.catalog import Catalog
 from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
+from pipeline.counting import TokenCounter
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
 from pipeline.intake import Receiver
@@ -38,6 +39,8 @@ from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
 from pipeline.protocols.generation import GenerationRoute, Stations
+from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
+from pipeline.protocols.refusals import anthropic_error
 from pipeline.serve import Doorkeeper, Route, application
 from pipeline.versions import VERSION
 from pool.link import FrontendLink
@@ -129,7 +132,8 @@ class Frontend:
             config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
         )
         admin = AdminRoutes(config, self._registry, self._catalog, bodies, self._unready, lambda: link.has_supervisor)
-        sites = await self._listen(_routes(stations, admin))
+        counter = TokenCounter(self._registry, receiver, encoder)
+        sites = await self._listen(_routes(stations, admin, counter))
         self._start(self._watch_lag())
         for url in config.workers.urls:
             try:
@@ -358,9 +362,10 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
     return DispatchSettings(policy=workers.policy, retry=retry, encoder_dtypes=dtypes)
 
 
-def _routes(stations: Stations, admin: AdminRoutes) -> list[Route]:
+def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> list[Route]:
     chat = GenerationRoute(stations, ChatApi())
     return [
+        *_messages_routes(stations, counter),
         Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
         Route("GET", "/v1/models", admin.models, guarded=False),
         Route("GET", "/health", admin.health, guarded=False),
@@ -370,6 +375,15 @@ def _routes(stations: Stations, admin: AdminRoutes) -> list[Route]:
         Route("POST", "/workers", admin.add_worker),
         Route("GET", "/workers/{id}", admin.get_worker),
         Route("DELETE", "/workers/{id}", admin.remove_worker),
+    ]
+
+
+def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
+    """Anthropic's SDKs send their key in a header of their own."""
+    messages, count = GenerationRoute(stations, MessagesApi()), CountTokensRoute(stations, counter)
+    return [
+        Route("POST", path, handler, prefix="msg_", admitted=True, key_header="x-api-key", error_body=anthropic_error)
+        for path, handler in (("/v1/messages", messages.handle), ("/v1/messages/count_tokens", count.handle))
     ]
 
 

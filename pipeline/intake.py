@@ -55,7 +55,8 @@ def distinct(parts: Sequence[MediaPart]) -> list[tuple[MediaPart, tuple[int, ...
     ordered: list[tuple[MediaPart, list[int]]] = []
     for position, part in enumerate(parts):
         # The ends of a URL sort it; whole URLs, which may be megabytes, are compared only where both ends agree.
-        rough = (part.modality, part.hints, len(part.url), bytes(part.url[:64]), bytes(part.url[-256:]))
+        ends = (bytes(part.url[:64]), bytes(part.url[-256:]))
+        rough = (part.modality, part.hints, part.is_bare_base64, len(part.url), *ends)
         same = groups.setdefault(rough, [])
         for known, positions in same:
             if known.url == part.url:
@@ -121,9 +122,11 @@ class Receiver:
         try:
             for index, (part, positions) in enumerate(groups):
                 try:
-                    kind = split_media_url(part.url)
-                    if isinstance(kind, DataUrl):
+                    kind = split_media_url(part.url) if not part.is_bare_base64 else memoryview(part.url)
+                    if isinstance(kind, memoryview):
                         found[index] = self._inline(kind, part.modality)
+                    elif isinstance(kind, DataUrl):
+                        found[index] = self._inline(parse_data_url(kind.url), part.modality)
                     else:
                         fetch = self._fetch(kind, part.modality, places, ticket)
                         fetches[asyncio.create_task(fetch)] = index
@@ -141,9 +144,9 @@ class Receiver:
                 await asyncio.wait(fetches)
         return [payload for payload in found if payload is not None]
 
-    def _inline(self, url: DataUrl, modality: Modality) -> "Payload":
+    def _inline(self, text: memoryview, modality: Modality) -> "Payload":
+        """`text`: base64."""
         limit = self.max_bytes(modality)
-        text = parse_data_url(url.url)
         # Longer than the limit's base64 text even when a third of it were line breaks: refused before it is copied.
         if len(text) > 2 * limit + 1024:
             raise MediaError(f"{modality.value} input payload exceeds the maximum size of {limit} bytes")

@@ -30,13 +30,14 @@ LEAST_TEXT_BYTES = 4 << 20
 class MediaPart(msgspec.Struct, frozen=True):
     """One media item as the client named it.
 
-    `url`: the URL's bytes, JSON escapes resolved; a view of the request body when there were none.  `hints`: what the
-    part asks of it.
+    `url`: the URL's bytes, JSON escapes resolved; a view of the request body when there were none.  `is_bare_base64`:
+    they are the payload itself instead.  `hints`: what the part asks of it.
     """
 
     modality: Modality
     url: memoryview | bytes
     hints: Hints = Hints()
+    is_bare_base64: bool = False
 
 
 class MediaPlan(msgspec.Struct, frozen=True):

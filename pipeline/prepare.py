@@ -64,7 +64,7 @@ class Preparation:
     async def run(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> Prepared:
         """Raises GatewayError with the code of the step that failed, in the order of SMG's checks."""
         candidates = self._candidates(model)
-        check_items(model, plan.parts, _engine_limits(candidates))
+        check_items(model, plan.parts, engine_limits(candidates))
         _check_vision(plan, candidates)
 
         text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables) + plan.continuation
@@ -84,7 +84,7 @@ class Preparation:
         positions = {position: look for look in looks for position in look.item.positions}
         in_order = [positions[position] for position in range(len(plan.parts))]
         begun = time.perf_counter()
-        expanded = _expand(model, ids, in_order)
+        expanded = expanded_prompt(model, ids, in_order)
         expand_s = time.perf_counter() - begun
         check_length(model, len(expanded.ids))
 
@@ -178,7 +178,7 @@ def _without_urls(parts: Sequence[MediaPart]) -> tuple[MediaPart, ...]:
     return tuple(msgspec.structs.replace(part, url=b"") for part in parts)
 
 
-def _expand(model: ServedModel, ids: Sequence[int], looks: Sequence[Look]) -> Expanded:
+def expanded_prompt(model: ServedModel, ids: Sequence[int], looks: Sequence[Look]) -> Expanded:
     """Every anchor replaced by its item's run; `looks` in prompt order."""
     family, vocabulary = model.family, model.vocabulary
     assert family is not None and vocabulary is not None
@@ -188,7 +188,7 @@ def _expand(model: ServedModel, ids: Sequence[int], looks: Sequence[Look]) -> Ex
     return expand(ids, anchors, replacements)
 
 
-def _engine_limits(candidates: Sequence[Worker]) -> Mapping[Modality, int]:
+def engine_limits(candidates: Sequence[Worker]) -> Mapping[Modality, int]:
     """The most items every candidate takes: the smallest of what they advertise."""
     found: dict[Modality, int] = {}
     for worker in candidates:

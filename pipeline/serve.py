@@ -1,7 +1,7 @@
 """The HTTP surface: routes, request ids, authentication, bodies, error answers, access lines, drain.
 
 A handler gets the aiohttp request and a Ticket; whatever it raises becomes one answer here.  No API's shape is known
-here except the error body.
+here; a route says what its error bodies look like.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from pipeline.errors import GatewayError
 from pipeline.logs import access_line
 from pipeline.metrics import Metrics
 from pipeline.protocols.parts import as_json
+from pipeline.protocols.refusals import ErrorBody, openai_error
 from pipeline.ticket import Ticket, new_id
 
 _log = logging.getLogger("mediagate.http")
@@ -31,7 +32,7 @@ _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
 
 class Route:
     """One route: `path` is the template seen in metrics; `prefix` starts the ids it makes; `guarded` asks for the
-    API key.
+    API key, which may come in the header `key_header` as well; `error_body` is the shape of its refusals.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class Route:
         prefix: str = "req-",
         guarded: bool = True,
         admitted: bool = False,
+        key_header: str | None = None,
+        error_body: ErrorBody = openai_error,
     ):
         self.method = method
         self.path = path
@@ -50,6 +53,8 @@ class Route:
         self.prefix = prefix
         self.guarded = guarded
         self.admitted = admitted
+        self.key_header = key_header
+        self.error_body = error_body
 
 
 class Doorkeeper:
@@ -60,6 +65,7 @@ class Doorkeeper:
         self._metrics = metrics
         self._slots = slots
         self._serving: set[asyncio.Task[Any]] = set()
+        self._error_bodies: dict[str, ErrorBody] = {}  # by path, where it is not OpenAI's
         self.is_leaving = False  # connections are not kept for another request
 
     @property
@@ -89,15 +95,21 @@ class Doorkeeper:
                 return given
         return new_id(prefix)
 
-    def check_key(self, request: web.Request) -> None:
+    def check_key(self, request: web.Request, route: Route) -> None:
         key = self._config.server.api_key
         if key is None:
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+        found = [given.strip()] if scheme.lower() == "bearer" else []
+        if route.key_header is not None:
+            found.append(request.headers.get(route.key_header, "").strip())
+        if not any(hmac.compare_digest(one.encode(errors="surrogateescape"), key.encode()) for one in found):
             raise GatewayError("invalid_api_key", "Incorrect API key provided.")
 
     def wrap(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        if route.error_body is not openai_error:
+            self._error_bodies[route.path] = route.error_body
+
         async def answer(request: web.Request) -> web.StreamResponse:
             ticket = Ticket(self.request_id(request, route.prefix), route.path)
             ticket.outside = any(name in request.headers for name in _PROXY_HEADERS)
@@ -147,7 +159,8 @@ class Doorkeeper:
         ticket = Ticket(self.request_id(request, "req-"), UNROUTED)
         self._metrics.http_started(UNROUTED)
         self._metrics.http_finished(request.method, UNROUTED, error.status, error.code, ticket.elapsed_s)
-        return self._refuse(error, request, ticket)
+        bodies = [body for path, body in self._error_bodies.items() if f"{request.path}/".startswith(f"{path}/")]
+        return self._refuse(error, request, ticket, bodies[0] if bodies else openai_error)
 
     def _note_stages(self, ticket: Ticket) -> None:
         """What a request waited for as a whole; decode and preprocess were noted by item, where they ran."""
@@ -158,26 +171,27 @@ class Doorkeeper:
     async def _handle(self, route: Route, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         try:
             if route.guarded:
-                self.check_key(request)
+                self.check_key(request, route)
             if route.admitted:
                 with ticket.stage("admit"):
                     ticket.custody.keep((await self._slots.enter()).release)
             return self._dress(await route.handler(request, ticket), ticket)
         except GatewayError as error:
-            return self._refuse(error, request, ticket)
+            return self._refuse(error, request, ticket, route.error_body)
         except ConnectionError:
             raise  # the client is gone while it was written to: aiohttp closes what is left
         except Exception:
             _log.exception("request failed id=%s route=%s", ticket.request_id, route.path)
-            return self._refuse(GatewayError("internal_error", "the gateway failed on this request"), request, ticket)
+            fault = GatewayError("internal_error", "the gateway failed on this request")
+            return self._refuse(fault, request, ticket, route.error_body)
 
-    def _refuse(self, error: GatewayError, request: web.Request, ticket: Ticket) -> web.StreamResponse:
+    def _refuse(self, error: GatewayError, request: web.Request, ticket: Ticket, body: ErrorBody) -> web.StreamResponse:
         ticket.code = error.code
         if ticket.is_answering:  # a status line is out already: a cut connection is the only honest end
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionAbortedError(error.message)
-        return self._dress(error_response(error), ticket)
+        return self._dress(error_response(error, body(error, ticket.request_id)), ticket)
 
     def _dress(self, response: web.StreamResponse, ticket: Ticket) -> web.StreamResponse:
         if not response.prepared:
@@ -195,10 +209,8 @@ def _path(request: web.Request) -> str:
     return request.path[:200]
 
 
-def error_response(error: GatewayError) -> web.Response:
-    return web.Response(
-        status=error.status, body=as_json(error.body()), headers=error.headers, content_type="application/json"
-    )
+def error_response(error: GatewayError, body: dict[str, Any]) -> web.Response:
+    return web.Response(status=error.status, body=as_json(body), headers=error.headers, content_type="application/json")
 
 
 class Cors:
@@ -225,7 +237,9 @@ class Cors:
         headers["Vary"] = "Origin"
         if _is_preflight(request):
             headers["Access-Control-Allow-Methods"] = "GET,POST,PATCH,DELETE,OPTIONS"
-            headers["Access-Control-Allow-Headers"] = "content-type, authorization, anthropic-version, anthropic-beta"
+            headers["Access-Control-Allow-Headers"] = (
+                "content-type, authorization, x-api-key, anthropic-version, anthropic-beta"
+            )
             headers["Access-Control-Max-Age"] = "3600"
 
 

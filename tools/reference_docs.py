@@ -46,6 +46,7 @@ MEANINGS: Mapping[str, str] = {
     "top_logprobs_requires_logprobs": "`top_logprobs` without `logprobs`.",
     "stream_options_requires_stream": "`stream_options` without `stream`.",
     "tool_choice_requires_tools": "`tool_choice` without `tools`.",
+    "thinking_budget_exceeds_max_tokens": "Messages: `thinking.budget_tokens` is not below `max_tokens`.",
     "tool_choice_function_not_found": "`tool_choice` names a function that is not among `tools`.",
     "unsupported_parameter": "A field this version cannot honour; it is refused rather than ignored.",
     "process_messages_failed": "The chat template could not render the messages.",

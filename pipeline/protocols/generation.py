@@ -78,6 +78,20 @@ def prompt_bytes(request: EngineRequest) -> int:
     return len(request.original_text) + 4 * len(request.input_ids)
 
 
+@contextlib.asynccontextmanager
+async def in_time(deadline: float, limit_s: float) -> AsyncIterator[None]:
+    """Until `deadline` of the loop's clock; then 504 with the limit in words."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise too_long(limit_s) from None
+
+
+def too_long(limit_s: float) -> GatewayError:
+    return GatewayError("request_timeout", f"the request took longer than {limit_s:g} s")
+
+
 class Stations(msgspec.Struct, frozen=True):
     """What the routes of all APIs share.  `reply_headers(ticket)`: what every answer carries."""
 
@@ -102,7 +116,7 @@ class GenerationRoute:
     async def handle(self, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         check_content_type(request.headers.get("Content-Type", ""))
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
-        async with self._in_time(deadline):
+        async with in_time(deadline, self._config.server.request_timeout_s):
             begin_answer, prepared = await self._prepare(request, ticket)
         model, endpoint = ticket.model, self._api.endpoint
         self._metrics.request_routed(model, endpoint, prepared.request.stream)
@@ -134,19 +148,6 @@ class GenerationRoute:
             ticket.completion_tokens = usage.completion_tokens
             self._metrics.tokens(model, endpoint, usage.prompt_tokens, usage.completion_tokens)
 
-    @contextlib.asynccontextmanager
-    async def _in_time(self, deadline: float) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout_at(deadline):
-                yield
-        except TimeoutError:
-            raise self._too_long() from None
-
-    def _too_long(self) -> GatewayError:
-        return GatewayError(
-            "request_timeout", f"the request took longer than {self._config.server.request_timeout_s:g} s"
-        )
-
     async def _prepare(
         self, request: web.Request, ticket: Ticket
     ) -> tuple[Callable[[EngineRequest], Answer], Prepared]:
@@ -175,7 +176,7 @@ class GenerationRoute:
     async def _whole(
         self, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
     ) -> web.StreamResponse:
-        async with self._in_time(deadline):
+        async with in_time(deadline, self._config.server.request_timeout_s):
             with ticket.stage("engine"):
                 body = await answer.whole(self._timed(ticket, generation))
         ticket.add("send", generation.send_s)
@@ -203,7 +204,7 @@ class GenerationRoute:
             ticket.add("engine", time.perf_counter() - begun)
 
         frames = answer.stream(self._timed(ticket, generation), first_out)
-        async with self._in_time(deadline):
+        async with in_time(deadline, self._config.server.request_timeout_s):
             first = await anext(frames)
         headers = self._stations.reply_headers(ticket)
         stream = EventStream(request, ticket, headers, self._config.server.sse_keepalive_s, self._api.keepalive)
@@ -217,7 +218,7 @@ class GenerationRoute:
             except EngineError as error:
                 failure = engine_failure(error)
             except TimeoutError:
-                failure = self._too_long()
+                failure = too_long(self._config.server.request_timeout_s)
             if failure is not None:
                 ticket.code = failure.code
                 self._metrics.router_error(ticket.model, self._api.endpoint, failure.code)

@@ -11,6 +11,8 @@ from pipeline.errors import GatewayError
 
 T = TypeVar("T")
 
+UINT32 = 2**32 - 1  # what engines' messages hold
+
 _BACKSLASH = re.compile(rb"\\")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")

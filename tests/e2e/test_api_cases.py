@@ -20,7 +20,7 @@ PNG = (  # a plain 64x64 picture, 128 bytes
 )
 WINDOW = 8192  # of the model in the measurements
 
-LATER_ROUTES = ("/v1/messages", "/v1/responses")
+LATER_ROUTES = ("/v1/responses",)
 LATER: dict[str, tuple[int, str]] = {}
 # The template of our bundle does not write tool calls; the one of the measurements did.
 OTHER_PROMPT = {"image in tool"}
@@ -50,10 +50,12 @@ def test_the_answer_is_the_decided_one(gateway: Running, case: dict[str, Any]) -
         assert answer.status == 200, answer.body
         assert gateway.seen()[before:] != []
         if case["name"] not in OTHER_PROMPT and not case.get("differs"):
-            assert answer.json["usage"]["prompt_tokens"] == case["smg"]["prompt_tokens"]
+            usage = answer.json["usage"]
+            assert usage.get("prompt_tokens", usage.get("input_tokens")) == case["smg"]["prompt_tokens"]
         return
-    assert answer.error == wanted
-    assert answer.headers["x-smg-error-code"] == wanted[1]
+    status, code = answer.error
+    assert (status, code if wanted[1] else None) == wanted  # some have a status of their own, and any code
+    assert answer.headers["x-smg-error-code"] == code
     assert len(answer.body) < 2048 and PNG[:40] not in answer.body.decode()
     if "param" in case["smg"] and case["smg"]["code"] == wanted[1]:
         assert answer.json["error"]["param"] == case["smg"]["param"]

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from pipeline.errors import STATUS_OF_CODE
-from tests.e2e import test_api_cases, test_field_cases, test_golden
+from tests.e2e import test_api_cases, test_field_cases, test_golden, test_golden_apis
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -26,7 +26,8 @@ def proofs(kind: str) -> set[str]:
 
 def test_what_holds_a_row_exists() -> None:
     names = {
-        "golden": {case["case"] for setup in test_golden.SETUPS.values() for case in setup["cases"]},
+        "golden": {case["case"] for setup in test_golden.SETUPS.values() for case in setup["cases"]}
+        | set(test_golden_apis.BY_NAME),
         "api": {case["name"] for case in test_api_cases.CASES},
         "field": set(test_field_cases.BY_NAME),
     }
@@ -46,6 +47,8 @@ def test_every_row_of_differences_is_held_by_something() -> None:
 def test_every_allowed_difference_is_named() -> None:
     golden = test_golden
     allowed = {*golden.REFUSED, *golden.AS_WRITTEN, *golden.SENT, *golden.OTHER_PIXELS}
+    apis = {*test_golden_apis.REFUSED, *test_golden_apis.AS_WRITTEN}
+    allowed |= {name for name in apis if test_golden_apis.BY_NAME[name]["path"] in test_golden_apis.SERVED}
     assert allowed <= proofs("golden"), allowed - proofs("golden")
     differs = {case["name"] for case in test_api_cases.CASES if case.get("differs")}
     assert differs | set(test_api_cases.LATER) <= proofs("api"), differs - proofs("api")

@@ -1,0 +1,270 @@
+"""`POST /v1/messages`: Anthropic's messages to a MediaPlan.  Its answers are in messages_reply.py.
+
+Fields, ranges and defaults: SMG 1.13's measured answers, as in chat.py.  Blocks become what chat templates know: a
+`tool_result` is a message of its own with the role "tool", its pictures included, where it stands between the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engines.base import Modality, Sampling
+from pipeline.errors import GatewayError
+from pipeline.plan import MediaPart, MediaPlan
+from pipeline.protocols.parts import UINT32, decode_body, raw_string
+
+_ABSENT = msgspec.Raw(b"null")
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a picture is.  `data` and `url` stay raw JSON: megabytes are copied once, into their span.  The bytes
+    decide the format, `media_type` says nothing.
+    """
+
+    type: str
+    data: msgspec.Raw = _ABSENT
+    url: msgspec.Raw = _ABSENT
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One content block; `type` decides which members are read."""
+
+    type: str
+    text: str | None = None
+    source: Source | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+    thinking: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What a prompt is made of: all of a request that counting tokens needs."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: str | list[Block] | None = None
+    thinking: Thinking | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+
+class MessagesRequest(Prompt, frozen=True, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=1, le=UINT32)]
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=UINT32)] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=64)] | None = None
+
+
+_REQUEST = msgspec.json.Decoder(MessagesRequest)
+_PROMPT = msgspec.json.Decoder(Prompt)
+
+
+def read(body: bytes | bytearray) -> MessagesRequest:
+    """The request; GatewayError for what does not parse, is out of range or belongs to a later version."""
+    request = decode_body(_REQUEST, body)
+    check_prompt(request)
+    thinking = request.thinking
+    if thinking is not None and thinking.budget_tokens is not None and thinking.budget_tokens >= request.max_tokens:
+        raise GatewayError(
+            "thinking_budget_exceeds_max_tokens",
+            f"thinking.budget_tokens: {thinking.budget_tokens} must be less than max_tokens, {request.max_tokens}",
+            param="thinking.budget_tokens",
+        )
+    return request
+
+
+def read_prompt(body: bytes | bytearray) -> Prompt:
+    """A body of which only the tokens are to be counted."""
+    prompt = decode_body(_PROMPT, body)
+    check_prompt(prompt)
+    return prompt
+
+
+def check_prompt(prompt: Prompt) -> None:
+    if prompt.tools:
+        raise GatewayError(
+            "unsupported_parameter", "'tools': tool calls are not available in this version", param="tools"
+        )
+    thinking = prompt.thinking
+    if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
+        raise GatewayError(
+            "missing_required_parameter",
+            "Invalid JSON data: thinking: missing field `budget_tokens`",
+            param="thinking.budget_tokens",
+        )
+
+
+def plan_of(request: MessagesRequest, defaults: Mapping[str, Any]) -> MediaPlan:
+    """Messages for the template, media in prompt order, sampling.  `defaults`: the worker's sampling defaults.
+
+    Raises `unsupported_content_part`, `missing_required_parameter`.
+    """
+    plan = prompt_plan(request)
+    return msgspec.structs.replace(plan, sampling=sampling_of(request, defaults), stream=bool(request.stream))
+
+
+def prompt_plan(prompt: Prompt) -> MediaPlan:
+    """The plan of a prompt alone."""
+    parts: list[MediaPart] = []
+    messages: list[dict[str, Any]] = []
+    if prompt.system:
+        messages.append({"role": "system", "content": _texts("system", prompt.system)})
+    for index, message in enumerate(prompt.messages):
+        messages += template_messages(f"messages[{index}].content", message, parts)
+    return MediaPlan(
+        model=prompt.model,
+        messages=messages,
+        parts=tuple(parts),
+        sampling=Sampling(),
+        stream=False,
+        template_variables={} if prompt.thinking is None else {"enable_thinking": thinks(prompt)},
+    )
+
+
+def thinks(prompt: Prompt) -> bool:
+    return prompt.thinking is not None and prompt.thinking.type != "disabled"
+
+
+def sampling_of(request: MessagesRequest, defaults: Mapping[str, Any]) -> Sampling:
+    """The client's value, else the worker's, else SMG's for this API: a temperature of 1."""
+
+    def chosen(name: str, otherwise: Any = None) -> Any:
+        value = getattr(request, name)
+        value = defaults.get(name) if value is None else value
+        return otherwise if value is None else value
+
+    return Sampling(
+        temperature=chosen("temperature", 1.0),
+        top_p=chosen("top_p"),
+        top_k=chosen("top_k"),
+        min_p=defaults.get("min_p"),
+        repetition_penalty=defaults.get("repetition_penalty"),
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop_sequences or ()),
+    )
+
+
+def template_messages(place: str, message: Message, parts: list[MediaPart]) -> list[dict[str, Any]]:
+    """One message as chat templates expect it, or several around its tool results; its media are appended to
+    `parts`.
+    """
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "assistant":
+        return [_assistant(place, message.content)]
+    if message.role == "system":
+        return [{"role": "system", "content": _texts(place, message.content)}]
+    found: list[dict[str, Any]] = []
+    said: list[dict[str, Any]] = []
+    for index, block in enumerate(message.content):
+        here = f"{place}[{index}]"
+        if block.type != "tool_result":
+            said.append(_part(here, block, parts))
+            continue
+        if said:
+            found.append({"role": "user", "content": said})
+            said = []
+        found.append(_tool_result(here, block, parts))
+    return [*found, {"role": "user", "content": said}] if said or not found else found
+
+
+def _assistant(place: str, blocks: Sequence[Block]) -> dict[str, Any]:
+    texts, calls, thoughts = [], [], []
+    for index, block in enumerate(blocks):
+        here = f"{place}[{index}]"
+        if block.type == "text":
+            texts.append(_text(here, block))
+        elif block.type == "tool_use":
+            calls.append(_tool_use(here, block))
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":  # nobody but its maker can read that
+            raise unsupported(here, block.type)
+    found: dict[str, Any] = {"role": "assistant", "content": texts or ""}
+    if thoughts:
+        found["reasoning_content"] = "".join(thoughts)
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _tool_use(place: str, block: Block) -> dict[str, Any]:
+    if block.name is None:
+        raise missing(f"{place}.name")
+    arguments = {} if block.input is None else block.input
+    return {"id": block.id or "", "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _tool_result(place: str, block: Block, parts: list[MediaPart]) -> dict[str, Any]:
+    if block.tool_use_id is None:
+        raise missing(f"{place}.tool_use_id")
+    content: Any = block.content or ""
+    if not isinstance(content, str):
+        content = [_part(f"{place}.content[{index}]", inner, parts) for index, inner in enumerate(content)]
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _part(place: str, block: Block, parts: list[MediaPart]) -> dict[str, Any]:
+    if block.type == "text":
+        return _text(place, block)
+    if block.type != "image":
+        raise unsupported(place, block.type)
+    parts.append(_picture(place, block.source))
+    return {"type": "image"}
+
+
+def _picture(place: str, source: Source | None) -> MediaPart:
+    if source is None:
+        raise missing(f"{place}.source")
+    if source.type not in ("base64", "url"):
+        raise unsupported(f"{place}.source", source.type)
+    name = "data" if source.type == "base64" else "url"
+    text = raw_string(getattr(source, name))
+    if text is None:
+        raise missing(f"{place}.source.{name}")
+    return MediaPart(modality=Modality.IMAGE, url=text, is_bare_base64=source.type == "base64")
+
+
+def _texts(place: str, content: str | Sequence[Block]) -> Any:
+    if isinstance(content, str):
+        return content
+    found = []
+    for index, block in enumerate(content):
+        if block.type != "text":
+            raise unsupported(f"{place}[{index}]", block.type)
+        found.append(_text(f"{place}[{index}]", block))
+    return found
+
+
+def _text(place: str, block: Block) -> dict[str, Any]:
+    if block.text is None:
+        raise missing(f"{place}.text")
+    return {"type": "text", "text": block.text}
+
+
+def unsupported(place: str, kind: str) -> GatewayError:
+    return GatewayError(
+        "unsupported_content_part", f'{place}: unsupported type "{kind[:80]}" for gRPC backends', param=place
+    )
+
+
+def missing(place: str) -> GatewayError:
+    name = place.rsplit(".", 1)[1]
+    return GatewayError("missing_required_parameter", f"Invalid JSON data: missing field `{name}`", param=place)
