@@ -178,7 +178,7 @@ class PixelCache:
 
     def note(self, model: str, found: Entry | None) -> None:
         """Count one look-up of a picture."""
-        if found is not None and not found.making.done():
+        if found is not None and self._making.get(found.key) is found:
             self._metrics.pixels_shared(model)
         elif self.limit_bytes:
             self._metrics.pixel_cache_asked(model, found is not None)

@@ -154,10 +154,12 @@ class Stand:
     def ask(self, *pictures: int, **settings: Any) -> "Request":
         return Request(self, pictures, **settings)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.pool.finish_all()
         self.cache.close()
-        assert self.segments.idle_bytes == self.segments.bytes, "segments that nobody has settled"
+        async with asyncio.timeout(10):  # a thread may be making a segment for a request that left
+            while self.segments.idle_bytes != self.segments.bytes:
+                await asyncio.sleep(0.002)
         self.segments.close()
 
     @property

@@ -30,7 +30,7 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 async def standing(directory: Path, **sizes: int) -> AsyncIterator[Stand]:
     stand = Stand(directory, **sizes)
     yield stand
-    stand.close()
+    await stand.close()
     await turns()
     assert stand.outputs.used == 0 and stand.inputs.used == 0
     assert os.listdir(directory) == []
