@@ -2,7 +2,7 @@
 
 A flag of SMG's is never "unrecognized": it is refused with a sentence.  A variable that asks for something absent stops
 the start too, because ignoring it would serve something else than was asked for.  A variable that only tunes something
-absent (a limit for sounds, say, while every sound is refused) changes nothing and earns a WARN.
+absent (the size of RDMA slots, say) changes nothing and earns a WARN.
 """
 
 from collections.abc import Mapping
@@ -103,8 +103,6 @@ ASKING_VARIABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 # What is missing -> variables that only tune it.
 IDLE_VARIABLES: Mapping[str, str] = {
-    "sounds": "SMG_AUDIO_MAX_COUNT SMG_AUDIO_MAX_INPUT_BYTES SMG_AUDIO_MAX_DECODED_BYTES "
-    "SMG_AUDIO_PROCESS_TIMEOUT_SECS SMG_AUDIO_DECODE_BACKEND",
     "TokenSpeed workers": "SMG_TOKENSPEED_ENCODER_INPUT_DTYPE SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE "
     "SMG_TOKENSPEED_VIDEO_ENCODER_INPUT_DTYPE SMG_TOKENSPEED_AUDIO_ENCODER_INPUT_DTYPE",
     "an RDMA lane": "SMG_RDMA_POOL_SLOTS SMG_RDMA_SLOT_BYTES SMG_RDMA_LISTEN_PORT SMG_RDMA_LANDING_WAIT_S "

@@ -180,6 +180,8 @@ class Catalog:
             return media.image_max_count, "SMG_IMAGE_MAX_COUNT"
         if modality is Modality.VIDEO and media.video_max_count is not None:
             return media.video_max_count, "SMG_VIDEO_MAX_COUNT"
+        if modality is Modality.AUDIO and media.audio_max_count is not None:
+            return media.audio_max_count, "SMG_AUDIO_MAX_COUNT"
         return family.limits[modality], "the model spec"
 
 

@@ -39,14 +39,16 @@ class Encoder:
         metrics: Metrics,
         *,
         max_clip_bytes: int = 1 << 30,
+        max_sound_bytes: int = 512 << 20,
     ) -> None:
-        """`max_clip_bytes`: of the frames of one clip, decoded."""
+        """`max_clip_bytes`: of the frames of one clip, decoded; `max_sound_bytes`: of the samples of one sound."""
         self._work = work
         self._maker = maker
         self._inflight = inflight
         self._receiver = receiver
         self._metrics = metrics
         self._max_clip_bytes = max_clip_bytes
+        self._max_sound_bytes = max_sound_bytes
 
     async def inspect(self, model: ServedModel, intake: Intake, ticket: Ticket) -> tuple[Look, ...]:
         """Decode base64, hash and measure every item, then all of them together.  Raises
@@ -67,6 +69,7 @@ class Encoder:
             max_input_bytes=self._receiver.max_bytes(item.modality),
             full_size=family.own_long_side,
             sampling=_sampling(model, item),
+            max_sound_bytes=self._max_sound_bytes,
         )
         outcome = await self._work.run(job, item.positions[0], [lease])
         ticket.add("fetch", outcome.run_s)
@@ -130,7 +133,10 @@ def reconciled(model: ServedModel, looks: Sequence[Look]) -> tuple[Look, ...]:
 
 
 def side_tensor(side: SideTensor) -> Tensor:
-    return Tensor(side.dtype, side.shape, (np.array(side.values, dtype=side.dtype).tobytes(),))
+    values = np.array(side.values, dtype=side.dtype)
+    if side.repeats:
+        values = np.repeat(values, side.repeats)
+    return Tensor(side.dtype, side.shape, (values.tobytes(),))
 
 
 def batches(model: ServedModel, pixels: Pixels, expanded: Expanded) -> tuple[MediaBatch, ...]:

@@ -115,7 +115,13 @@ class Frontend:
         backlog = Backlog(config.media.unread_bytes_per_worker or None)
         receiver = Receiver(config, self._open_fetcher(), link.inputs, bodies)
         self._cache = self._open_cache()
-        work = PoolWork(pool, config.pool.job_timeout_s, metrics, clip_deadline_s=config.media.video_timeout_s)
+        work = PoolWork(
+            pool,
+            config.pool.job_timeout_s,
+            metrics,
+            clip_deadline_s=config.media.video_timeout_s,
+            sound_deadline_s=config.media.audio_timeout_s,
+        )
         encoder = Encoder(
             work,
             PixelMaker(work, self._cache, metrics),
@@ -123,6 +129,7 @@ class Frontend:
             receiver,
             metrics,
             max_clip_bytes=config.media.video_max_decoded_bytes,
+            max_sound_bytes=config.media.audio_max_decoded_bytes,
         )
         preparation = Preparation(
             config, self._registry, receiver, encoder, dispatcher, self._inflight, backlog, metrics

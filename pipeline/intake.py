@@ -76,6 +76,7 @@ class Receiver:
         self._max_bytes = {
             Modality.IMAGE: config.media.image_max_input_bytes,
             Modality.VIDEO: config.media.video_max_input_bytes,
+            Modality.AUDIO: config.media.audio_max_input_bytes,
         }
         self._per_request = config.media.max_fetches_per_request
         self._deadline_s = config.media.fetch_timeout_s

@@ -18,7 +18,7 @@ import numpy as np
 
 from engines.base import ITEM_BYTES, Form, Modality
 from pipeline import allocator, models
-from pipeline.media import image, video
+from pipeline.media import audio, image, video
 from pipeline.media.base64text import decode_base64
 from pipeline.models.base import Family, Hints, Measured, MediaError, Sampling, Source
 from pool.process import JobError
@@ -48,7 +48,7 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
 
     The plain bytes are at the start of the same span afterwards.  `max_input_bytes` bounds the decoded length.
     `full_size`: tell the size without the long-side cap (the family applies it itself).  `sampling`: how frames of a
-    clip will be chosen, for its hash.
+    clip will be chosen, for its hash.  `max_sound_bytes`: of one channel of a sound, decoded.
     """
 
     item: int
@@ -59,11 +59,12 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     max_input_bytes: int
     full_size: bool = False
     sampling: Sampling = Sampling()
+    max_sound_bytes: int = 512 << 20
 
 
 class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
     """`nbytes`: length of the plain bytes.  `height`, `width`: after orientation and the long-side cap (unless
-    `full_size`); `frames` of a clip in all, `rate` of them a second.
+    `full_size`); `frames` of a clip in all, samples of a sound, `rate` of them a second.
     """
 
     nbytes: int
@@ -136,7 +137,7 @@ class Bench(Protocol):
 
 
 class MediaWorkshop:
-    """Runs the jobs in a pool process.  Pictures and clips; a job for another modality is refused."""
+    """Runs the jobs in a pool process."""
 
     job_type: Any = Job
     result_type: Any = Result
@@ -151,6 +152,7 @@ class MediaWorkshop:
         models.discover()
         image.preload()
         video.preload()
+        audio.preload()
 
     def prepare(self) -> None:
         allocator.keep_pages()
@@ -164,12 +166,12 @@ class MediaWorkshop:
         self._models[key] = family, msgspec.json.decode(described.settings, type=family.settings_type)
 
     def run(self, job: Inspect | Encode | Copy, bench: Bench) -> Inspected | Encoded | Copied:
-        """Raises JobError for what the client sent, TimeoutError when a clip takes longer than it may."""
+        """Raises JobError for what the client sent, TimeoutError when a clip or sound takes longer than it
+        may.
+        """
         if isinstance(job, Copy):
             return _copy(job, bench)
         try:
-            if job.modality is Modality.AUDIO:
-                raise MediaError(f"{job.modality.value} is not decoded here")
             return _inspect(job, bench) if isinstance(job, Inspect) else self._encode(job, bench)
         except MediaError as error:
             refusal = str(error)
@@ -191,6 +193,9 @@ class MediaWorkshop:
                 return family.sample(settings, Source(0, 0, frames, job.hints, rate))
 
             picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench)))
+        elif job.modality is Modality.AUDIO:
+            clock = None
+            picture = audio.decode(source, job.measured.frames, _deadline(bench))
         else:
             clock = None
             picture = image.decode(source, hints, keep_alpha=family.keeps_alpha(settings))
@@ -217,6 +222,8 @@ def _inspect(job: Inspect, bench: Bench) -> Inspected:
     hints = Hints() if job.full_size else job.hints
     if job.modality is Modality.VIDEO:
         found = _inspect_clip(job, memoryview(data), hints, bench)
+    elif job.modality is Modality.AUDIO:
+        found = _inspect_sound(job, memoryview(data), bench)
     else:
         found = _inspect_picture(job, memoryview(data), hints)
     if job.base64:  # last of all: when the codec kills this process, the job is run again and needs its text
@@ -250,6 +257,21 @@ def _inspect_clip(job: Inspect, data: memoryview, hints: Hints, bench: Bench) ->
         stored_width=clip.stored_width,
         format=clip.format,
         rate=clip.rate,
+    )
+
+
+def _inspect_sound(job: Inspect, data: memoryview, bench: Bench) -> Inspected:
+    sound = audio.inspect(data, job.max_sound_bytes, _deadline(bench))
+    return Inspected(
+        nbytes=len(data),
+        content_hash=blake3.blake3(data).hexdigest(),
+        height=0,
+        width=0,
+        frames=sound.samples,
+        stored_height=0,
+        stored_width=0,
+        format=sound.format,
+        rate=float(sound.rate),
     )
 
 

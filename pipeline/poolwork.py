@@ -37,15 +37,24 @@ async def all_or_first_error(work: Sequence[Awaitable[T]]) -> list[T]:
 
 class PoolWork:
     """What the frontend has of the pool.  `deadline_s`: longest job, from when a process begins it; `clip_deadline_s`
-    that of a clip.
+    that of a clip, `sound_deadline_s` that of a sound.
     """
 
     def __init__(
-        self, pool: Pool[Job, Result], deadline_s: float, metrics: Metrics, *, clip_deadline_s: float = 30.0
+        self,
+        pool: Pool[Job, Result],
+        deadline_s: float,
+        metrics: Metrics,
+        *,
+        clip_deadline_s: float = 30.0,
+        sound_deadline_s: float = 30.0,
     ) -> None:
         self._pool = pool
-        self._deadline_s = deadline_s
-        self._clip_deadline_s = clip_deadline_s
+        self._deadlines_s = {
+            Modality.IMAGE: deadline_s,
+            Modality.VIDEO: clip_deadline_s,
+            Modality.AUDIO: sound_deadline_s,
+        }
         self._metrics = metrics
 
     async def run(self, job: Job, item: int, leases: Sequence[Lease] = ()) -> Outcome[Result]:
@@ -55,7 +64,7 @@ class PoolWork:
 
     async def submit(self, job: Job, leases: Sequence[Lease] = ()) -> Outcome[Result]:
         """Raises what `Pool.submit` raises."""
-        outcome = await self._pool.submit(job, deadline_s=self._deadline_of(job.modality), leases=leases)
+        outcome = await self._pool.submit(job, deadline_s=self._deadlines_s[job.modality], leases=leases)
         self._metrics.page_faults(outcome.minor_faults)
         return outcome
 
@@ -71,10 +80,7 @@ class PoolWork:
         if isinstance(error, JobFailed):
             return failed(str(error), item)
         if isinstance(error, JobOverran):
-            return failed(f"processing took longer than {self._deadline_of(modality):g} s", item)
+            return failed(f"processing took longer than {self._deadlines_s[modality]:g} s", item)
         if isinstance(error, JobLost):
             return failed("processing ended the decoder process twice", item)
         return failed("the decoder failed on this input", item)
-
-    def _deadline_of(self, modality: Modality) -> float:
-        return self._clip_deadline_s if modality is Modality.VIDEO else self._deadline_s

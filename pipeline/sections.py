@@ -196,6 +196,54 @@ class Media(msgspec.Struct, frozen=True):
             later={"opencv": "decoding with OpenCV", "ffmpeg": "decoding with the ffmpeg program"},
         ),
     ] = "auto"
+    audio_max_count: (
+        Annotated[
+            int,
+            setting(
+                MEDIA,
+                "",
+                "Sounds in one request, for every model that takes sounds.",
+                variable="SMG_AUDIO_MAX_COUNT",
+                ge=1,
+                computed="the model's limit",
+            ),
+        ]
+        | None
+    ) = None
+    audio_max_input_bytes: Annotated[
+        int, size(MEDIA, "", "Largest encoded sound.", variable="SMG_AUDIO_MAX_INPUT_BYTES")
+    ] = 256 << 20
+    audio_max_decoded_bytes: Annotated[
+        int,
+        size(
+            MEDIA,
+            "",
+            "Samples of one sound, as one channel in float32 at its own rate; above it 400.",
+            variable="SMG_AUDIO_MAX_DECODED_BYTES",
+        ),
+    ] = 512 << 20
+    audio_timeout_s: Annotated[
+        float,
+        seconds(
+            MEDIA,
+            "",
+            "Longest look at a sound and longest decoding and preprocessing of it.",
+            ge=0.001,
+            variable="SMG_AUDIO_PROCESS_TIMEOUT_SECS",
+        ),
+    ] = 30.0
+    audio_backend: Annotated[
+        Literal["auto", "pyav"],
+        setting(
+            MEDIA,
+            "",
+            "What decodes sounds; auto means pyav, ffmpeg's libraries inside the pool processes.",
+            variable="SMG_AUDIO_DECODE_BACKEND",
+            stops=True,
+            bad_variable="unsupported SMG_AUDIO_DECODE_BACKEND={value}; expected auto, pyav, symphonia, or ffmpeg",
+            later={"symphonia": "decoding with Symphonia", "ffmpeg": "decoding with the ffmpeg program"},
+        ),
+    ] = "auto"
     inflight_max_bytes: (
         Annotated[
             int,

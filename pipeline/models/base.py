@@ -67,7 +67,7 @@ class Source(msgspec.Struct, frozen=True):
     clip.
 
     `hints`: what the part asked for.  With `Family.own_long_side` the cap is not in the size yet.  `rate`: frames a
-    second of a clip, on average.
+    second of a clip, on average.  Of a sound `frames` are the samples of each channel, and there is no size.
     """
 
     height: int
@@ -90,11 +90,15 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class SideTensor(msgspec.Struct, frozen=True):
-    """A small tensor that travels by value.  `values` are flat, in C order; dtype "int64", "uint32" or "float32"."""
+    """A small tensor that travels by value.  `values` are flat, in C order; dtype "int64", "uint32" or "float32".
+
+    `repeats`: how often each value stands, one behind the other; empty: once.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     values: tuple[int | float, ...]
+    repeats: tuple[int, ...] = ()
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -103,7 +107,7 @@ class Measured(msgspec.Struct, frozen=True):
     `primary_shape`: this item's rows of the primary tensor.  `feature_tokens`: embeddings the encoder will return for
     it. `resized`: height, width handed to the patch layout.  `side`: this item's rows of every side tensor, in wire
     order. `stated_size`: height, width before resizing, for families whose prompt names it (Kimi-K3).  `frames`: how
-    many of a clip's are used; `seconds`: the times its prompt states, by temporal step.
+    many of a clip's are used, all samples of a sound; `seconds`: the times a clip's prompt states, by temporal step.
     """
 
     primary_shape: tuple[int, ...]
@@ -194,7 +198,8 @@ class Family:
 
         `frames`: for a picture the PIL image in mode RGB (RGBA: see `keeps_alpha`), oriented, in the size `measure` was
         told.  For a clip an iterator over `measured.frames` such images: what `sample` chose, one in memory at a time.
-        Every byte of `out` is written exactly once; nothing of that size is allocated.
+        For a sound its `pipeline.media.audio.Sound`, at its own rate.  Every byte of `out` is written exactly once;
+        nothing of that size is allocated, except for a sound, whose loudest part may be its last.
         """
         raise NotImplementedError
 

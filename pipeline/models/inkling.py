@@ -1,9 +1,9 @@
-"""Inkling: pictures in patches of 40 pixels, at their own size.
+"""Inkling: pictures in patches of 40 pixels, at their own size, and sounds.
 
 Always one column of patches more than the width fills, outside pixels have the raw value -1, every patch fills both
 temporal slots, and channels come last.  Pictures only when the checkpoint has a vision decoder
-(`vision_config.decoder_dmodel`).  Reference: transformers 5.24 `InklingImageProcessor`; its optional rescaling is stock
-Pillow's Lanczos, up to 2 levels from ours.
+(`vision_config.decoder_dmodel`), sounds (`_dmel.py`) only with an audio decoder.  Reference: transformers 5.24
+`InklingImageProcessor`; its optional rescaling is stock Pillow's Lanczos, up to 2 levels from ours.
 """
 
 import math
@@ -17,9 +17,11 @@ from PIL import Image
 
 from engines.base import Form, Layout, Modality
 from pipeline.crops import narrowed
+from pipeline.models._dmel import DmelSettings
 from pipeline.models._picture import PictureFamily
 from pipeline.models._values import CLIP_MEAN, normalisation, number, section, whole
 from pipeline.models.base import (
+    Anchor,
     BundleConfig,
     FamilyError,
     Measured,
@@ -35,8 +37,15 @@ _STD = (0.26862954, 0.2613026, 0.2757771)
 _LANCZOS = int(Image.Resampling.LANCZOS)
 
 
+_DECODERS = {Modality.IMAGE: "vision_config", Modality.AUDIO: "audio_config"}
+_SOUND_ANCHOR = "<|unused_200053|>"
+
+
 class InklingSettings(msgspec.Struct, frozen=True):
-    """`rescale`: factor of both sides, None for none; `rescale_limit`: a long side that is not enlarged beyond."""
+    """`rescale`: factor of both sides, None for none; `rescale_limit`: a long side that is not enlarged beyond.
+
+    `sound`: None for a checkpoint without sounds.
+    """
 
     patch: int
     temporal: int
@@ -44,20 +53,26 @@ class InklingSettings(msgspec.Struct, frozen=True):
     rescale: float | None
     rescale_limit: int | None
     normalisation: Normalisation
+    sound: DmelSettings | None
 
 
 class Inkling(PictureFamily):
     name = "inkling"
     model_types = frozenset({"inkling_mm_model"})
     name_patterns = (("inkling",),)
+    limits = {Modality.IMAGE: 10, Modality.AUDIO: 10}
 
     anchor_text = "<|unused_200054|>"
     feature_keys = ("image_token_id",)
     settings_type = InklingSettings
 
     def modalities(self, bundle: BundleConfig) -> frozenset[Modality]:
-        has_vision = section(bundle.config, "vision_config").get("decoder_dmodel") is not None
-        return frozenset({Modality.IMAGE}) if has_vision else frozenset()
+        """Those for which the checkpoint has a decoder."""
+        return frozenset(
+            modality
+            for modality, name in _DECODERS.items()
+            if section(bundle.config, name).get("decoder_dmodel") is not None
+        )
 
     def settings(self, bundle: BundleConfig) -> InklingSettings:
         values, vision = bundle.preprocessor, section(bundle.config, "vision_config")
@@ -69,12 +84,37 @@ class Inkling(PictureFamily):
             rescale=number(values, "rescale_image_frac"),
             rescale_limit=None if limited is None else whole(values, ("rescale_image_max_upscaled_long_edge",), 2048),
             normalisation=normalisation(values, CLIP_MEAN, _STD),
+            sound=DmelSettings.of(values, section(bundle.config, "audio_config"))
+            if Modality.AUDIO in self.modalities(bundle)
+            else None,
         )
         if values.get("do_resize") is False:
             raise FamilyError(f"do_resize false is not supported: {self.name} cuts patches in any case")
         return found
 
+    def anchor(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> Anchor:
+        if modality is not Modality.AUDIO:
+            return super().anchor(bundle, vocabulary, modality)
+        token_id = self.feature_token(bundle, vocabulary, modality)
+        text = vocabulary.token_of(token_id)
+        if text is None:
+            raise _missing_sound_token()
+        return Anchor(token_id=token_id, text=text)
+
+    def feature_token(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> int:
+        if modality is not Modality.AUDIO:
+            return super().feature_token(bundle, vocabulary, modality)
+        configured = bundle.config.get("audio_token_id")
+        if isinstance(configured, int) and not isinstance(configured, bool):
+            return configured
+        token_id = vocabulary.id_of(_SOUND_ANCHOR)
+        if token_id is None:
+            raise _missing_sound_token()
+        return token_id
+
     def measure(self, settings: InklingSettings, modality: Modality, source: Source) -> Measured:
+        if modality is Modality.AUDIO and settings.sound is not None:
+            return settings.sound.measure(source)
         self._measures_pictures(modality, source.height, source.width)
         height, width = _rescaled(settings, source.height, source.width)
         rows, columns = -(-height // settings.patch), width // settings.patch + 1
@@ -87,7 +127,9 @@ class Inkling(PictureFamily):
         )
 
     def reconcile(self, settings: InklingSettings, modality: Modality, items: Sequence[Measured]) -> Sequence[Measured]:
-        """The patches of a request are bounded together."""
+        """The patches of a request are bounded together; sounds have rows of their own each."""
+        if modality is Modality.AUDIO:
+            return items
         patches = sum(item.feature_tokens for item in items)
         if patches > settings.patch_limit:
             raise MediaError(f"the pictures make {patches} patches, above the limit of {settings.patch_limit}")
@@ -102,7 +144,10 @@ class Inkling(PictureFamily):
         form: Form,
         out: NDArray[np.uint8],
     ) -> None:
-        """A worker that normalises gets the bytes, with 0 outside the picture: there is no byte for -1."""
+        """A worker that normalises gets a picture's bytes, with 0 outside: there is no byte for -1."""
+        if modality is Modality.AUDIO and settings.sound is not None:
+            settings.sound.encode(frames, form, out)
+            return
         picture = np.asarray(resize(frames, *measured.resized, _LANCZOS))
         height, width = measured.resized
         patch, temporal = settings.patch, settings.temporal
@@ -115,11 +160,17 @@ class Inkling(PictureFamily):
     def replacement(
         self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality, measured: Measured
     ) -> Replacement:
-        """The template's `<|content_image|>` before the anchor belongs to the picture."""
+        """The template's `<|content_image|>` or `<|content_audio_input|>` before the anchor belongs to the item."""
         found = super().replacement(bundle, vocabulary, modality, measured)
         return msgspec.structs.replace(found, prefix=1)
 
     def layout(self, modality: Modality) -> Layout:
+        if modality is Modality.AUDIO:
+            return Layout(
+                batched=("tokens_per_item",),
+                flat={"input_features": "tokens_per_item"},
+                encoder_input_key="input_features",
+            )
         self._pictures_only(modality)
         return Layout(batched=("tokens_per_item",), flat={"pixel_values": "tokens_per_item"})
 
@@ -174,3 +225,7 @@ def _rescaled(settings: InklingSettings, height: int, width: int) -> tuple[int, 
         wanted = min(wanted, max(settings.rescale_limit, long))
     ratio = wanted / long
     return max(1, math.floor(height * ratio + 0.5)), max(1, math.floor(width * ratio + 0.5))
+
+
+def _missing_sound_token() -> FamilyError:
+    return FamilyError(f"audio placeholder token '{_SOUND_ANCHOR}' is missing from the tokenizer vocabulary")

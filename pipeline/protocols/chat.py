@@ -34,6 +34,13 @@ class MediaUrl(msgspec.Struct, frozen=True):
     fps: float | None = None
 
 
+class SoundData(msgspec.Struct, frozen=True):
+    """`data`: base64, raw as a URL is.  `format` ("wav", "mp3") is not believed: the bytes tell."""
+
+    data: msgspec.Raw
+    format: str | None = None
+
+
 class Part(msgspec.Struct, frozen=True):
     """One content part; `type` decides which member is read."""
 
@@ -42,6 +49,7 @@ class Part(msgspec.Struct, frozen=True):
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
     audio_url: MediaUrl | str | None = None
+    input_audio: SoundData | None = None
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -341,7 +349,7 @@ def template_part(part: Part, role: str, parts: list[MediaPart]) -> dict[str, An
 
 def media_part(part: Part) -> MediaPart:
     if part.type == "input_audio":
-        return MediaPart(modality=Modality.AUDIO, url=b"")  # refused by the plan: no model of this version takes sound
+        return _sound_part(part.input_audio)
     modality = _URL_MODALITIES.get(part.type)
     given: MediaUrl | str | None = getattr(part, part.type) if modality is not None else None
     if modality is None or given is None:
@@ -352,3 +360,12 @@ def media_part(part: Part) -> MediaPart:
     if url is None:
         raise unsupported(part.type)
     return MediaPart(modality=modality, url=url, hints=Hints(max_long_side=given.max_long_side_pixel, fps=given.fps))
+
+
+def _sound_part(given: SoundData | None) -> MediaPart:
+    """Base64, or the data URL some clients put there."""
+    data = raw_string(given.data) if given is not None else None
+    if data is None:
+        raise unsupported("input_audio")
+    is_url = bytes(data[:5]).lower() == b"data:"
+    return MediaPart(modality=Modality.AUDIO, url=data, is_bare_base64=not is_url)

@@ -79,12 +79,12 @@ def test_token_ids_of_the_vocabulary() -> None:
 
 def test_what_it_takes() -> None:
     assert served().family is FAMILY
-    assert served().anchors.keys() == {PICTURE}
-    assert served().guarded() == {Modality.VIDEO: 151656, Modality.AUDIO: 151675}
-    assert FAMILY.limits == {PICTURE: 10}
+    assert served().anchors.keys() == {PICTURE, Modality.AUDIO}
+    assert served().guarded() == {Modality.VIDEO: 151656}
+    assert FAMILY.limits == {PICTURE: 10, Modality.AUDIO: 10}
     assert FAMILY.worker_side == frozenset()
-    with pytest.raises(MediaError, match="qwen3_omni takes no audio here"):
-        FAMILY.measure(served().settings, Modality.AUDIO, Source(1, 1))
+    with pytest.raises(MediaError, match="qwen3_omni takes no video here"):
+        FAMILY.measure(served().settings, Modality.VIDEO, Source(1, 1))
     with pytest.raises(MediaError, match="side ratio of 201.0"):
         served().measure(603, 3)
 

@@ -202,3 +202,47 @@ def test_history_tool_calls_become_objects() -> None:
 
 def test_max_completion_tokens_wins() -> None:
     assert plan({"model": "m", "messages": USER, "max_tokens": 5, "max_completion_tokens": 7}).sampling.max_tokens == 7
+
+
+def sound(data: Any, **others: Any) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, **others}}
+
+
+@pytest.mark.parametrize("others", [{}, {"format": "wav"}, {"format": None}, {"format": "something new", "more": 1}])
+def test_input_audio_is_base64_as_it_stands_in_the_body(others: dict[str, Any]) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [sound("UklGRg==", **others)]}]}).encode()
+    [part] = chat.plan_of(chat.read(body), {}).parts
+    assert (part.modality, part.is_bare_base64) == (Modality.AUDIO, True)
+    assert isinstance(part.url, memoryview) and part.url == b"UklGRg=="
+
+
+def test_input_audio_may_be_a_data_url_or_hold_escapes() -> None:
+    content = [sound("data:audio/wav;base64,UklGRg=="), sound("Ukl/GRg=")]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]}).replace("Ukl/", "Ukl\\/")
+    url, escaped = chat.plan_of(chat.read(body.encode()), {}).parts
+    assert not url.is_bare_base64 and bytes(url.url) == b"data:audio/wav;base64,UklGRg=="
+    assert escaped.is_bare_base64 and bytes(escaped.url) == b"Ukl/GRg="
+
+
+def test_sounds_stand_where_they_were_written() -> None:
+    content = [{"type": "text", "text": "a"}, sound("UklG"), {"type": "audio_url", "audio_url": {"url": "http://h/a"}}]
+    found = plan({"model": "m", "messages": [{"role": "user", "content": content}]})
+    assert found.messages[0]["content"] == [{"type": "text", "text": "a"}, {"type": "audio"}, {"type": "audio"}]
+    assert [part.is_bare_base64 for part in found.parts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio"},
+        {"type": "input_audio", "input_audio": None},
+        {"type": "input_audio", "input_audio": {"format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": None}},
+        {"type": "input_audio", "input_audio": {"data": 5}},
+        {"type": "input_audio", "input_audio": "UklGRg=="},
+    ],
+)
+def test_input_audio_without_data_is_named(part: dict[str, Any]) -> None:
+    error = refusal({"messages": [{"role": "user", "content": [part]}]})
+    assert error.code == "unsupported_content_part"
+    assert '"input_audio"' in error.message

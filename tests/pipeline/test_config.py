@@ -115,6 +115,11 @@ VARIABLES = [
     ("SMG_VIDEO_MAX_DECODED_BYTES", "media.video_max_decoded_bytes", 1 << 30, "100000", 100000, "-1"),
     ("SMG_VIDEO_PROCESS_TIMEOUT_SECS", "media.video_timeout_s", 30.0, "2.5", 2.5, "0"),
     ("SMG_VIDEO_DECODE_BACKEND", "media.video_backend", "auto", "PyAV", "pyav", None),
+    ("SMG_AUDIO_MAX_COUNT", "media.audio_max_count", None, "3", 3, "0"),
+    ("SMG_AUDIO_MAX_INPUT_BYTES", "media.audio_max_input_bytes", 268435456, "2000", 2000, "much"),
+    ("SMG_AUDIO_MAX_DECODED_BYTES", "media.audio_max_decoded_bytes", 512 << 20, "100000", 100000, "0"),
+    ("SMG_AUDIO_PROCESS_TIMEOUT_SECS", "media.audio_timeout_s", 30.0, "0.5", 0.5, "-1"),
+    ("SMG_AUDIO_DECODE_BACKEND", "media.audio_backend", "auto", "pyav", "pyav", None),
     ("SMG_MM_ALLOW_PRIVATE_MEDIA_HOSTS", "media.allow_private_hosts", None, "YES", True, "maybe"),
     ("SMG_MM_TENSOR_TRANSPORT", "transport.mode", "inline", "auto", "auto", "bogus"),
     ("SMG_MM_SHM_MIN_BYTES", "transport.shm_min_bytes", 65536, "0", 0, "-5"),
@@ -430,12 +435,22 @@ def test_no_flag_stands_in_two_tables() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["SMG_AUDIO_MAX_COUNT", "SMG_AUDIO_MAX_INPUT_BYTES", "SMG_AUDIO_DECODE_BACKEND",
-     "SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE", "SMG_RDMA_POOL_SLOTS"],
+    ["SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE", "SMG_RDMA_POOL_SLOTS"],
 )  # fmt: skip
 def test_variables_that_tune_what_is_absent_warn(name: str) -> None:
     (line,) = settings(**{name: "5"}).warnings
     assert line.startswith(f"{name} has no effect: this version does not yet have")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bogus", "unsupported SMG_AUDIO_DECODE_BACKEND=bogus; expected auto, pyav, symphonia, or ffmpeg"),
+        ("Symphonia", "SMG_AUDIO_DECODE_BACKEND symphonia: this version does not yet have decoding with Symphonia"),
+    ],
+)
+def test_a_decoder_of_sounds_that_is_not_there_stops(text: str, words: str) -> None:
+    assert failure(SMG_AUDIO_DECODE_BACKEND=text).message.endswith(words)
 
 
 def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:

@@ -233,12 +233,6 @@ def test_a_cut_file_fails_when_it_is_decoded(workshop: MediaWorkshop, name: str)
         workshop.run(Encode(0, MODEL, Modality.IMAGE, source, facts.nbytes, PLAIN, measured, Form(), (sink,)), desk)
 
 
-def test_other_modalities_are_refused(workshop: MediaWorkshop) -> None:
-    job = Inspect(0, Modality.AUDIO, Span(0, 10), False, PLAIN, 100)
-    with pytest.raises(JobError, match="audio is not decoded here"):
-        workshop.run(job, Desk(10))
-
-
 def test_mistakes_of_the_gateway_are_no_refusals(workshop: MediaWorkshop) -> None:
     data = picture("bmp_64.bmp")
     desk = Desk(1 << 21)
