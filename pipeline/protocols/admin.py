@@ -95,7 +95,7 @@ class AdminRoutes:
         body, grant = await read_body(request, self._bodies, BODY_LIMIT)
         try:
             spec = _WORKER_SPEC.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return refused(400, "BAD_REQUEST", f"invalid worker: {error}")
         finally:
             grant.release()
@@ -123,7 +123,8 @@ class AdminRoutes:
 
 def refused(status: int, code: str, text: str) -> web.Response:
     """The error body of the worker routes, which differs from the OpenAI one."""
-    return reply({"error": text, "code": code}, status=status, headers={"X-SMG-Error-Code": code})
+    shown = text if len(text) <= GatewayError.MOST_CHARACTERS else text[: GatewayError.MOST_CHARACTERS - 3] + "..."
+    return reply({"error": shown, "code": code}, status=status, headers={"X-SMG-Error-Code": code})
 
 
 def multimodal_card(served: ServedModel) -> dict[str, Any] | None:
