@@ -8,67 +8,24 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from engines.base import EngineRequest, Event
-from pipeline import parsers
 from pipeline.errors import GatewayError
-from pipeline.parsers.output import PATIENCE, CallBegun, CallGrown, Output, Said, Words
-from pipeline.parsers.thinking import CLOSE, OPEN, ThinkingSplitter, Thought, ThoughtCount, prompt_end
+from pipeline.parsers.output import CallBegun, CallGrown, Said, Words
+from pipeline.parsers.thinking import Thought
 from pipeline.plan import ServedModel
 from pipeline.protocols.chat import ChatRequest
+from pipeline.protocols.choice import Reading, Speech
 from pipeline.protocols.parts import as_json
-from pipeline.reply import ChoiceReader, Ending, LogprobEntry, Tally, TokenText, Usage, reply_rules
+from pipeline.reply import Ending, LogprobEntry, TokenText, Usage
 
 DONE = b"[DONE]"
 
 
-class Choice:
-    """One choice: its text as tokens come, what that says, and its log-probabilities.
-
-    Log-probabilities are the answer's: tokens of the reasoning have none; those of calls stay.
-    """
-
-    def __init__(self, reader: ChoiceReader, output: Output, thoughts: ThoughtCount) -> None:
-        self.reader = reader
-        self.output = output
-        self.thoughts = thoughts
-        self.ending: Ending | None = None
-        self._waiting: list[LogprobEntry] = []
-
-    def read(self, event: Event) -> tuple[list[Said], list[LogprobEntry]]:
-        if self.reader.ended:
-            return [], []
-        self.thoughts.feed(event.token_ids)
-        piece = self.reader.read(event)
-        said = self.output.feed(piece.text)
-        if piece.ending is not None:
-            said += self.output.finish()
-            reason = self.output.finish_reason(piece.ending.finish_reason)
-            self.ending = msgspec.structs.replace(piece.ending, finish_reason=reason)
-        return said, self._due(piece.logprobs)
-
-    def _due(self, entries: Sequence[LogprobEntry]) -> list[LogprobEntry]:
-        if not entries and not self._waiting:
-            return []
-        self._waiting += entries
-        found: list[LogprobEntry] = []
-        while self._waiting:
-            is_answer = self.output.is_answer(self._waiting[0].place)
-            if is_answer is None and self.ending is None:
-                break
-            entry = self._waiting.pop(0)
-            if is_answer is not False:
-                found.append(entry)
-        return found
-
-
-class Answer:
+class Answer(Speech):
     """What all choices of one request have said so far.  `continuation`: the beginning of the answer in the prompt."""
 
     def __init__(self, model: ServedModel, chat: ChatRequest, request: EngineRequest, continuation: str = "") -> None:
-        self.tally = Tally(len(request.input_ids))
-        self.choices = choices_of(model, chat, request, continuation)
+        super().__init__(model, request, reading_of(chat), continuation)
         self._chat = chat
         self._head = {
             "id": request.request_id,
@@ -76,19 +33,6 @@ class Answer:
             "model": chat.model,
             "system_fingerprint": "default",
         }
-
-    @property
-    def ended(self) -> bool:
-        return all(choice.reader.ended for choice in self.choices)
-
-    @property
-    def usage(self) -> Usage:
-        thoughts = sum(choice.thoughts.tokens for choice in self.choices)
-        return msgspec.structs.replace(self.tally.usage, reasoning_tokens=thoughts)
-
-    def read(self, event: Event) -> tuple[list[Said], list[LogprobEntry]]:
-        self.tally.see(event)
-        return self.choices[event.index].read(event)
 
     async def whole(self, events: AsyncIterator[Event]) -> bytes:
         """Everything at once.  Leaves the loop as soon as every choice has ended; the caller closes the generation."""
@@ -158,37 +102,15 @@ class Answer:
         return as_json(chunk)
 
 
-def choices_of(model: ServedModel, chat: ChatRequest, request: EngineRequest, continuation: str) -> list[Choice]:
-    """One reader for each choice; whether it begins inside reasoning the prompt says."""
-    tokenizer, use = model.bundle.tokenizer, chat.tool_use
-    parser = use.parser(model.call_format)
-    thinks = model.thinking_format != parsers.PASSTHROUGH
-    inside = thinks and parsers.begins_inside(model.thinking_format, prompt_end(request.original_text, continuation))
-    constraint = request.sampling.constraint
-    is_json = constraint is not None and constraint.kind == "json_schema"
-    markers = (*(parser.markers if parser is not None else ()), *(ThinkingSplitter.markers if thinks else ()))
-    ids = {marker: tokenizer.id_of(marker) for marker in markers}
-    rules = reply_rules(
-        request.sampling,
-        model.bundle.eos_ids,
+def reading_of(chat: ChatRequest) -> Reading:
+    return Reading(
+        use=chat.tool_use,
+        count=chat.choices,
+        separates=chat.separate_reasoning is not False,
         no_stop_trim=bool(chat.no_stop_trim),
         skip_special_tokens=chat.skip_special_tokens is not False,
         top_logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
-        kept=tokenizer.special_ids.intersection(ids.values()),
     )
-
-    def choice() -> Choice:
-        output = Output(
-            ThinkingSplitter(inside=inside, is_json=is_json) if thinks else None,
-            use.parser(model.call_format),
-            separates=chat.separate_reasoning is not False,
-            one_call=use.one_call,
-            patience=PATIENCE if chat.stream else None,
-        )
-        thoughts = ThoughtCount(ids.get(OPEN), ids.get(CLOSE), inside=inside, ends=rules.end_ids)
-        return Choice(ChoiceReader(tokenizer, rules), output, thoughts)
-
-    return [choice() for _ in range(chat.choices)]
 
 
 def message_json(said: Iterable[Said]) -> dict[str, Any]:

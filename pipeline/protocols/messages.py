@@ -13,7 +13,9 @@ from msgspec import Meta
 from engines.base import Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
+from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
 from pipeline.protocols.parts import UINT32, decode_body, raw_string
+from pipeline.tooluse import ToolUse
 
 _ABSENT = msgspec.Raw(b"null")
 
@@ -52,6 +54,20 @@ class Thinking(msgspec.Struct, frozen=True):
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
+class Tool(msgspec.Struct, frozen=True):
+    """A function; tools that Anthropic runs itself have no schema, and are nothing here."""
+
+    name: str = ""
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """What a prompt is made of: all of a request that counting tokens needs."""
 
@@ -59,8 +75,26 @@ class Prompt(msgspec.Struct, frozen=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     system: str | list[Block] | None = None
     thinking: Thinking | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether reasoning is to be told apart from the answer."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """Raises GatewayError for tools and choices that make no sense."""
+        forms = [
+            ToolForm("function", FunctionForm(tool.name, tool.description, tool.input_schema))
+            for tool in self.tools or ()
+            if tool.input_schema is not None
+        ]
+        choice = self.tool_choice or ToolChoice()
+        named = {"type": "function", "name": choice.name}
+        chosen: Any = {"any": "required", "tool": named}.get(choice.type, choice.type)
+        return tool_use(forms, chosen, parallel=not choice.disable_parallel_tool_use)
 
 
 class MessagesRequest(Prompt, frozen=True, kw_only=True):
@@ -77,7 +111,7 @@ _PROMPT = msgspec.json.Decoder(Prompt)
 
 
 def read(body: bytes | bytearray) -> MessagesRequest:
-    """The request; GatewayError for what does not parse, is out of range or belongs to a later version."""
+    """The request; GatewayError for what does not parse or is out of range."""
     request = decode_body(_REQUEST, body)
     check_prompt(request)
     thinking = request.thinking
@@ -98,10 +132,7 @@ def read_prompt(body: bytes | bytearray) -> Prompt:
 
 
 def check_prompt(prompt: Prompt) -> None:
-    if prompt.tools:
-        raise GatewayError(
-            "unsupported_parameter", "'tools': tool calls are not available in this version", param="tools"
-        )
+    prompt.tool_use  # noqa: B018  (raises)
     thinking = prompt.thinking
     if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
         raise GatewayError(
@@ -134,12 +165,17 @@ def prompt_plan(prompt: Prompt) -> MediaPlan:
         parts=tuple(parts),
         sampling=Sampling(),
         stream=False,
-        template_variables={} if prompt.thinking is None else {"enable_thinking": thinks(prompt)},
+        template_variables=template_variables(prompt),
     )
 
 
-def thinks(prompt: Prompt) -> bool:
-    return prompt.thinking is not None and prompt.thinking.type != "disabled"
+def template_variables(prompt: Prompt) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if shown := prompt.tool_use.shown:
+        found["tools"] = [function.shown() for function in shown]
+    if prompt.thinking is not None:
+        found["enable_thinking"] = prompt.thinks
+    return found
 
 
 def sampling_of(request: MessagesRequest, defaults: Mapping[str, Any]) -> Sampling:
@@ -158,6 +194,7 @@ def sampling_of(request: MessagesRequest, defaults: Mapping[str, Any]) -> Sampli
         repetition_penalty=defaults.get("repetition_penalty"),
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),
+        constraint=request.tool_use.constraint,
     )
 
 

@@ -7,6 +7,7 @@ from aiohttp import web
 from pipeline.counting import TokenCounter
 from pipeline.plan import check_text
 from pipeline.protocols import messages
+from pipeline.protocols.choice import Reading
 from pipeline.protocols.generation import Asked, ServingModel, Stations, in_time
 from pipeline.protocols.http import read_body
 from pipeline.protocols.messages_reply import PING, MessageAnswer
@@ -22,7 +23,8 @@ class MessagesApi:
         asked = messages.read(body)
         model = serving(asked.model)
         plan = messages.plan_of(asked, model.sampling_defaults)
-        return Asked(model, plan, lambda request: MessageAnswer(model, request))
+        reading = Reading(use=asked.tool_use, separates=asked.thinks)
+        return Asked(model, plan, lambda request: MessageAnswer(model, request, reading))
 
 
 class CountTokensRoute:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.running import MODEL, Answer, Running, picture, running, until
+from tests.pipeline.bundles import unpack_bundle
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 KEY = {"Authorization": "Bearer k"}
@@ -104,6 +105,98 @@ def test_a_count_does_not_wait_for_a_healthy_engine() -> None:
         assert gateway.call("POST", MESSAGES, question()).json["error"]["type"] == "api_error"
 
 
+WEATHER = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def put_together(answer: Answer) -> dict[str, Any]:
+    """A stream's blocks and reason, as a whole answer has them; blocks never overlap."""
+    blocks: list[dict[str, Any]] = []
+    is_open, told = False, events(answer)
+    for name, body in told:
+        if name == "content_block_start":
+            assert not is_open and body["index"] == len(blocks)
+            is_open = True
+            blocks.append({**body["content_block"], "json": ""})
+        elif name == "content_block_delta":
+            assert is_open and body["index"] == len(blocks) - 1
+            for word in ("text", "thinking"):
+                blocks[-1][word] = blocks[-1].get(word, "") + body["delta"].get(word, "")
+            blocks[-1]["json"] += body["delta"].get("partial_json", "")
+        elif name == "content_block_stop":
+            is_open = False
+    return {"content": [plain(block) for block in blocks], "stop_reason": told[-2][1]["delta"]["stop_reason"]}
+
+
+def plain(block: dict[str, Any]) -> dict[str, Any]:
+    """A block without its id; the input that a stream spells is read."""
+    if block["type"] == "tool_use":
+        assert block["id"].startswith("toolu_")
+        given = json.loads(block["json"]) if block.get("json") else block["input"]
+        return {"type": "tool_use", "name": block["name"], "input": given}
+    word = "thinking" if block["type"] == "thinking" else "text"
+    return {"type": block["type"], word: block[word]}
+
+
+def both(gateway: Running, text: str, **fields: Any) -> dict[str, Any]:
+    """What is told, which is the same in both ways."""
+    say = {"type": "text", "text": f"[[say {text}]]"}
+    answer = gateway.call("POST", MESSAGES, question(say, **fields))
+    assert answer.status == 200, answer.body
+    whole = {
+        "content": [plain(block) for block in answer.json["content"]],
+        "stop_reason": answer.json["stop_reason"],
+    }
+    assert put_together(gateway.call("POST", MESSAGES, question(say, stream=True, **fields))) == whole
+    return whole
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With a template that shows tools, and a model that reasons."""
+    bundle = unpack_bundle("qwen3_vl", tmp_path_factory.mktemp("bundle"))
+    with running("--pool-processes=1", engine=("--bundle", str(bundle), "--tokens-per-chunk", "2")) as found:
+        yield found
+
+
+def test_calls_are_blocks(thinker: Running) -> None:
+    found = both(thinker, f"Let me see.{CALL}\n{CALL}", tools=[WEATHER])
+    use = {"type": "tool_use", "name": "weather", "input": {"city": "Paris"}}
+    assert found == {"content": [{"type": "text", "text": "Let me see."}, use, use], "stop_reason": "tool_use"}
+    one = both(
+        thinker, f"{CALL}\n{CALL}", tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
+    )
+    assert one["content"] == [use]
+    none = both(thinker, CALL, tools=[WEATHER], tool_choice={"type": "none"})
+    assert none == {"content": [{"type": "text", "text": CALL}], "stop_reason": "end_turn"}
+
+
+def test_choices_of_tools_hold_the_engine(thinker: Running) -> None:
+    for choice, text in (
+        ({"type": "any"}, '[{"name": "weather", "parameters": {"city": "Paris"}}]'),
+        ({"type": "tool", "name": "weather"}, '{"city": "Paris"}'),
+    ):
+        found = both(
+            thinker, text, tools=[WEATHER, {"type": "web_search_20250305", "name": "web_search"}], tool_choice=choice
+        )
+        assert found["content"] == [{"type": "tool_use", "name": "weather", "input": {"city": "Paris"}}]
+        sent = thinker.seen("generate")[-1]["message"]
+        assert "json_schema" in sent["sampling_params"]
+        assert (
+            '"weather"' in sent["tokenized"]["original_text"] and "web_search" not in sent["tokenized"]["original_text"]
+        )
+
+
+def test_reasoning_is_a_block_when_thinking_was_asked_for(thinker: Running) -> None:
+    text = "<think>\nhm\n</think>\n\nYes."
+    thinking = {"type": "enabled", "budget_tokens": 5}
+    assert both(thinker, text, thinking=thinking)["content"] == [
+        {"type": "thinking", "thinking": "\nhm\n"},
+        {"type": "text", "text": "\n\nYes."},
+    ]
+    assert both(thinker, text)["content"] == [{"type": "text", "text": text}]
+
+
 def check_error(answer: Answer, status: int, kind: str, code: str) -> None:
     assert answer.status == status and answer.headers["x-smg-error-code"] == code
     body = answer.json
@@ -125,15 +218,6 @@ REFUSED: list[tuple[str, str, Any, dict[str, str], int, str, str]] = [
     ("GET", MESSAGES, None, KEY, 405, "invalid_request_error", "method_not_allowed"),
     ("POST", MESSAGES, question(block(b"GIF8")), KEY, 400, "invalid_request_error", "multimodal_processing_failed"),
     ("POST", COUNT, question(block(b"GIF8")), KEY, 400, "invalid_request_error", "multimodal_processing_failed"),
-    (
-        "POST",
-        MESSAGES,
-        question(tools=[{"name": "f", "input_schema": {}}]),
-        KEY,
-        400,
-        "invalid_request_error",
-        "unsupported_parameter",
-    ),
     ("POST", MESSAGES, question(top_k=2**32), KEY, 400, "invalid_request_error", "integer_above_max_value"),
 ]
 

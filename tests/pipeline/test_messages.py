@@ -48,6 +48,13 @@ def user(*blocks: Any) -> dict[str, Any]:
             "thinking_budget_exceeds_max_tokens",
             "thinking.budget_tokens",
         ),
+        ({"tool_choice": {"type": "any"}}, "tool_choice_requires_tools", "tool_choice"),
+        (
+            {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "g"}},
+            "tool_choice_function_not_found",
+            "tool_choice",
+        ),
+        ({"tools": [{"input_schema": {}}]}, "invalid_value", "tools[0]"),
         (user({"type": "bogus"}), "unsupported_content_part", "messages[0].content[0]"),
         (user({"type": "document", "source": PICTURE["source"]}), "unsupported_content_part", "messages[0].content[0]"),
         (user({"type": "tool_use", "id": "t", "name": "f"}), "unsupported_content_part", "messages[0].content[0]"),
@@ -169,3 +176,12 @@ def test_thinking_is_the_template_s_switch(kind: str, told: bool) -> None:
     thinking = {"type": kind, "budget_tokens": 5} if kind == "enabled" else {"type": kind}
     assert plan({"thinking": thinking}).template_variables == {"enable_thinking": told}
     assert plan({}).template_variables == {}
+
+
+def test_tools_are_shown_without_those_of_another_s() -> None:
+    tools = [
+        {"name": "f", "description": "d", "input_schema": {"type": "object"}},
+        {"type": "bash_20250124", "name": "b"},
+    ]
+    shown = plan({"tools": tools}).template_variables["tools"]
+    assert [tool["function"] for tool in shown] == [{"name": "f", "description": "d", "parameters": {"type": "object"}}]
