@@ -103,9 +103,18 @@ class Encoder:
         outlook: Outlook,
         ticket: Ticket,
     ) -> Pixels:
-        """Every item's tensor.  What they lie in is in the ticket's `media` custody."""
-        self._inflight.check_size(sum(tensor_bytes(look.measured, form) * len(look.item.positions) for look in looks))
-        return await self._maker.make(model, intake, looks, form, outlook, ticket)
+        """Every item's tensor, as far as the form has any.  What they lie in is in the ticket's `media` custody, the
+        media as they came in `inputs`.
+        """
+        self._inflight.check_size(sum(tensor_bytes(look, form) * len(look.item.positions) for look in looks))
+        if form.tensors:
+            pixels = await self._maker.make(model, intake, looks, form, outlook, ticket)
+        else:
+            pixels = Pixels(looks, form, ((memoryview(b""),),) * len(looks), None)
+        if not form.encoded:
+            return pixels
+        files = tuple(intake.lease.view(index)[: look.facts.nbytes] for index, look in enumerate(looks))
+        return msgspec.structs.replace(pixels, encoded=files)
 
 
 def _sampling(model: ServedModel, item: Item) -> Sampling:
@@ -140,20 +149,23 @@ def side_tensor(side: SideTensor) -> Tensor:
 
 
 def batches(model: ServedModel, pixels: Pixels, expanded: Expanded) -> tuple[MediaBatch, ...]:
-    """The engine's view: one batch by modality, pictures before clips, items in prompt order."""
-    by_position: dict[int, tuple[Look, memoryview]] = {}
-    for look, buffers in zip(pixels.looks, pixels.buffers, strict=True):
+    """The engine's view: one batch by modality, pictures, then clips, then sounds, items in prompt order."""
+    by_position: dict[int, tuple[Look, memoryview, memoryview | bytes]] = {}
+    files: Sequence[memoryview | bytes] = pixels.encoded or (b"",) * len(pixels.looks)
+    for look, buffers, file in zip(pixels.looks, pixels.buffers, files, strict=True):
         for nth, position in enumerate(look.item.positions):
-            by_position[position] = (look, buffers[min(nth, len(buffers) - 1)])
+            by_position[position] = (look, buffers[min(nth, len(buffers) - 1)], file)
     grouped: dict[Modality, list[MediaItem]] = {}
     for position in sorted(by_position):
-        look, buffer = by_position[position]
+        look, buffer, file = by_position[position]
+        form = pixels.form.of(look.item.modality)
         item = MediaItem(
             content_hash=look.facts.content_hash,
             structural=expanded.structural[position],
             features=expanded.features[position],
-            primary=Tensor(pixels.form.dtype, look.measured.primary_shape, (buffer,)),
+            primary=Tensor(form.dtype, look.measured.primary_shape if form.tensors else (0,), (buffer,)),
             side={name: side_tensor(side) for name, side in look.measured.side.items()},
+            encoded=file,
         )
         grouped.setdefault(look.item.modality, []).append(item)
     family = model.family

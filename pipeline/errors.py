@@ -6,7 +6,7 @@ clients never holds payloads, internal addresses or stack traces; whoever raises
 
 from typing import Any, ClassVar
 
-from engines.base import EngineError, ModalityRefused, NoWorker
+from engines.base import EngineError, MessageTooLarge, ModalityRefused, NoWorker, ParameterRefused
 
 # code -> status.  docs/errors.md is generated from this table; a test holds both, and the raised codes, together.
 STATUS_OF_CODE = {
@@ -151,6 +151,10 @@ def engine_failure(error: EngineError) -> GatewayError:
     """What a client is told when an engine refused, failed or could not be reached."""
     if isinstance(error, ModalityRefused):
         return GatewayError("multimodal_not_supported", error.message)
+    if isinstance(error, ParameterRefused):
+        return GatewayError("unsupported_parameter", error.message, param=error.parameter)
+    if isinstance(error, MessageTooLarge):
+        return GatewayError("multimodal_payload_too_large", error.message)
     if isinstance(error, NoWorker):
         return GatewayError("no_available_workers", error.message, retry_after_s=1)
     status, _ = ENGINE_STATUS.get(error.status, (500, False))

@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
+from engines.base import Modality
 from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
 from engines.health import HealthSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
@@ -365,8 +366,19 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
         multiplier=workers.retry_backoff_multiplier,
         jitter=workers.retry_jitter,
     )
-    dtypes = {"vllm": config.transport.vllm_dtype} if config.transport.vllm_dtype else {}
-    return DispatchSettings(policy=workers.policy, retry=retry, encoder_dtypes=dtypes)
+    widths = config.transport
+    dtypes = {"vllm": widths.vllm_dtype, "tokenspeed": widths.tokenspeed_dtype}
+    tokenspeed = {
+        Modality.IMAGE: widths.tokenspeed_image_dtype,
+        Modality.VIDEO: widths.tokenspeed_video_dtype,
+        Modality.AUDIO: widths.tokenspeed_audio_dtype,
+    }
+    return DispatchSettings(
+        policy=workers.policy,
+        retry=retry,
+        encoder_dtypes={runtime: dtype for runtime, dtype in dtypes.items() if dtype},
+        modality_dtypes={"tokenspeed": {modality: dtype for modality, dtype in tokenspeed.items() if dtype}},
+    )
 
 
 def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> list[Route]:

@@ -44,13 +44,14 @@ class Look(msgspec.Struct, frozen=True):
 
 class Pixels(msgspec.Struct, frozen=True):
     """The tensors of a request: `buffers` by distinct item; `segment` when they lie back to back in one, by
-    position.
+    position.  `encoded`: the media as they came, by distinct item, when the form asks for them.
     """
 
     looks: tuple[Look, ...]
     form: Form
     buffers: Buffers
     segment: Segment | None
+    encoded: tuple[memoryview, ...] = ()
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -82,14 +83,14 @@ class Asked(msgspec.Struct, frozen=True):
                 nbytes=look.facts.nbytes,
                 hints=look.item.hints,
                 measured=msgspec.structs.replace(look.measured, seconds=()),  # hundreds, and of no use to the job
-                form=self.form,
+                form=self.form.of(look.item.modality),
                 sinks=(),
             )
             key = Key.of(look.facts.content_hash, job, in_file=in_file)
             known = found.get(key)
             found[key] = Wanted(
                 known.job if known else job,
-                tensor_bytes(look.measured, self.form),
+                tensor_bytes(look, self.form),
                 (*(known.looks if known else ()), index),
             )
         return found
@@ -97,11 +98,14 @@ class Asked(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         """Bytes of all tensors, by position."""
-        return sum(tensor_bytes(look.measured, self.form) * len(look.item.positions) for look in self.looks)
+        return sum(tensor_bytes(look, self.form) * len(look.item.positions) for look in self.looks)
 
 
-def tensor_bytes(measured: Measured, form: Form) -> int:
-    return int(np.prod(measured.primary_shape)) * ITEM_BYTES[form.dtype]
+def tensor_bytes(look: Look, form: Form) -> int:
+    """Of one item's primary tensor, in the form its modality has."""
+    if not form.tensors:
+        return 0
+    return int(np.prod(look.measured.primary_shape)) * ITEM_BYTES[form.of(look.item.modality).dtype]
 
 
 class PixelMaker:
@@ -234,7 +238,7 @@ class PixelMaker:
         view = whole.view()
         buffers = []
         for look in asked.looks:
-            size = tensor_bytes(look.measured, asked.form)
+            size = tensor_bytes(look, asked.form)
             buffers.append(tuple(view[begins[position] : begins[position] + size] for position in look.item.positions))
         return Pixels(asked.looks, asked.form, tuple(buffers), whole)
 
@@ -345,9 +349,7 @@ def _is_keepable(job: Encode) -> bool:
 
 def _begins(asked: Asked) -> dict[int, int]:
     """Where each position's tensor begins: one behind the other, in prompt order."""
-    sizes = {
-        position: tensor_bytes(look.measured, asked.form) for look in asked.looks for position in look.item.positions
-    }
+    sizes = {position: tensor_bytes(look, asked.form) for look in asked.looks for position in look.item.positions}
     begins, at = {}, 0
     for position in sorted(sizes):
         begins[position] = at

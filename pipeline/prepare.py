@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from engines.base import EngineError, EngineRequest, Form, MediaBatch, Modality
+from engines.base import EngineError, EngineRequest, Form, MediaBatch, Modality, ModalityRefused
 from engines.dispatch import Dispatcher, Outlook
 from engines.registry import Registry
 from engines.worker import Worker
@@ -25,6 +25,9 @@ from pipeline.metrics import Metrics
 from pipeline.plan import UNKNOWN_WINDOW, MediaPart, MediaPlan, ServedModel, check_hints, check_items, check_length
 from pipeline.prompt import Expanded, check_anchors, expand
 from pipeline.ticket import Custody, Ticket
+
+TOKEN_CHARACTERS = 256
+"""A longer stop string is no token, and is not worth the time to find that out."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -109,7 +112,7 @@ class Preparation:
             budget.close()
             return await budgeted(await encoded(form))
 
-        ahead = sum(tensor_bytes(look.measured, outlook.form) for look in in_order)
+        ahead = sum(tensor_bytes(look, outlook.form) for look in in_order)
         with ticket.stage("admit"):
             ticket.unread = await self._backlog.enter(model.model, len(outlook.workers), ahead)
         ticket.custody.keep(ticket.unread.release)
@@ -117,10 +120,16 @@ class Preparation:
         if self._config.media.log_timing:
             frames = sum(look.measured.frames for look in in_order if look.item.modality is Modality.VIDEO)
             _log_timing(plan, ticket, frames, expand_s, len(ids), len(expanded.ids))
-        is_uniform = all(self._dispatcher.form_of(worker) == outlook.form for worker in candidates)
-        if is_uniform:
+        is_uniform = self._serves_all(outlook.form, plan, candidates)
+        if is_uniform and not outlook.form.encoded:
             ticket.inputs.close()
         return Prepared(await budgeted(request), None if is_uniform else remade)
+
+    def _serves_all(self, form: Form, plan: MediaPlan, candidates: Sequence[Worker]) -> bool:
+        """Whether media of that form are what every worker wants that may get them."""
+        modalities = {part.modality for part in plan.parts}
+        wanted = [self._dispatcher.form_of(worker) for worker in candidates if all(map(worker.accepts, modalities))]
+        return all(form.serves(one, modality) for one in wanted for modality in modalities)
 
     def _outlook(self, model: ServedModel, plan: MediaPlan) -> Outlook:
         """What tensors to make, before a worker is chosen; no worker that could take them is an answer of its own."""
@@ -171,7 +180,15 @@ class Preparation:
             sampling=plan.sampling,
             stream=plan.stream,
             media=media,
+            stop_ids=_stop_ids(model, plan.sampling.stop),
         )
+
+
+def _stop_ids(model: ServedModel, stops: Sequence[str]) -> tuple[int, ...]:
+    """The stop strings that are one token each."""
+    tokenizer = model.bundle.tokenizer
+    found = [tokenizer.encode_now(stop) for stop in stops if len(stop) <= TOKEN_CHARACTERS]
+    return tuple(ids[0] for ids in found if len(ids) == 1)
 
 
 def _without_urls(parts: Sequence[MediaPart]) -> tuple[MediaPart, ...]:
@@ -198,13 +215,13 @@ def engine_limits(candidates: Sequence[Worker]) -> Mapping[Modality, int]:
 
 
 def _check_vision(plan: MediaPlan, candidates: Sequence[Worker]) -> None:
-    """Media for which no worker of the model has an eye are refused before any fetch."""
-    for part in plan.parts:
-        if candidates and not any(worker.accepts(part.modality) for worker in candidates):
-            raise GatewayError(
-                "multimodal_not_supported",
-                f"backend {candidates[0].runtime} does not support {part.modality.value} inputs for model {plan.model}",
-            )
+    """Media that no worker of the model takes together are refused before any fetch."""
+    wanted = list(dict.fromkeys(part.modality for part in plan.parts))
+    if not candidates or any(all(map(worker.accepts, wanted)) for worker in candidates):
+        return
+    nearest = max(candidates, key=lambda worker: sum(map(worker.accepts, wanted)))
+    refused = next(modality for modality in wanted if not nearest.accepts(modality))
+    raise engine_failure(ModalityRefused(nearest.runtime, refused))
 
 
 def _log_timing(plan: MediaPlan, ticket: Ticket, frames: int, expand_s: float, original: int, expanded: int) -> None:

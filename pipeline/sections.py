@@ -369,6 +369,58 @@ class Transport(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None
+    tokenspeed_dtype: (
+        Annotated[
+            Literal["float32", "bfloat16", "float16"],
+            setting(
+                TRANSPORT,
+                "",
+                "Width of the tensors for TokenSpeed's encoders.",
+                variable="SMG_TOKENSPEED_ENCODER_INPUT_DTYPE",
+                computed="the worker's label, else bfloat16",
+            ),
+        ]
+        | None
+    ) = None
+    tokenspeed_image_dtype: (
+        Annotated[
+            Literal["float32", "bfloat16", "float16"],
+            setting(
+                TRANSPORT,
+                "",
+                "The same for pictures alone.",
+                variable="SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE",
+                computed="SMG_TOKENSPEED_ENCODER_INPUT_DTYPE",
+            ),
+        ]
+        | None
+    ) = None
+    tokenspeed_video_dtype: (
+        Annotated[
+            Literal["float32", "bfloat16", "float16"],
+            setting(
+                TRANSPORT,
+                "",
+                "The same for clips alone.",
+                variable="SMG_TOKENSPEED_VIDEO_ENCODER_INPUT_DTYPE",
+                computed="SMG_TOKENSPEED_ENCODER_INPUT_DTYPE",
+            ),
+        ]
+        | None
+    ) = None
+    tokenspeed_audio_dtype: (
+        Annotated[
+            Literal["float32", "bfloat16", "float16"],
+            setting(
+                TRANSPORT,
+                "",
+                "The same for sounds alone.",
+                variable="SMG_TOKENSPEED_AUDIO_ENCODER_INPUT_DTYPE",
+                computed="SMG_TOKENSPEED_ENCODER_INPUT_DTYPE",
+            ),
+        ]
+        | None
+    ) = None
 
 
 class Model(msgspec.Struct, frozen=True):

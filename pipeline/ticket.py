@@ -54,13 +54,13 @@ class Ticket:
         self.started = time.perf_counter()
         self.stages: dict[str, float] = {}
         self.custody = Custody()
-        self.inputs = Custody()  # encoded media: until no encode job can need them any more
+        self.inputs = Custody()  # encoded media: until no job, engine or socket can need them any more
         self.media = Custody()  # tensors: until no engine and no socket reads them any more
         self.media_consumed = False  # an engine answered after reading them: their segment may be used again
         self._dispatched = False
         self.unread: Grant | None = None  # room in the backlog, until the engine worker has read the tensors
         self.custody.keep(self._close_media)
-        self.custody.keep(self.inputs.close)
+        self.custody.keep(self._close_inputs)
         self.model = ""
         self.items = 0
         self.media_bytes = 0
@@ -92,6 +92,11 @@ class Ticket:
     def _close_media(self) -> None:
         if not self._dispatched:
             self.media.close()
+
+    def _close_inputs(self) -> None:
+        """An engine may be sent the encoded media too, and is read by a socket then."""
+        if not self._dispatched:
+            self.inputs.close()
 
     @property
     def elapsed_s(self) -> float:

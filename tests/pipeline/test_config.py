@@ -125,6 +125,10 @@ VARIABLES = [
     ("SMG_MM_SHM_MIN_BYTES", "transport.shm_min_bytes", 65536, "0", 0, "-5"),
     ("SMG_LOG_MM_TIMING", "media.log_timing", False, "1", True, "2"),
     ("SMG_VLLM_ENCODER_INPUT_DTYPE", "transport.vllm_dtype", None, "BF16", "bfloat16", "int8"),
+    ("SMG_TOKENSPEED_ENCODER_INPUT_DTYPE", "transport.tokenspeed_dtype", None, "BF16", "bfloat16", "int8"),
+    ("SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE", "transport.tokenspeed_image_dtype", None, "BF16", "bfloat16", "int8"),
+    ("SMG_TOKENSPEED_VIDEO_ENCODER_INPUT_DTYPE", "transport.tokenspeed_video_dtype", None, "BF16", "bfloat16", "int8"),
+    ("SMG_TOKENSPEED_AUDIO_ENCODER_INPUT_DTYPE", "transport.tokenspeed_audio_dtype", None, "BF16", "bfloat16", "int8"),
     ("SMG_MM_PIXEL_CACHE_MB", "media.pixel_cache_mb", 0, "64", 64, "abc"),
     ("MEDIAGATE_API_KEY", "server.api_key", None, "k", "k", None),
 ]
@@ -435,7 +439,7 @@ def test_no_flag_stands_in_two_tables() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["SMG_TOKENSPEED_IMAGE_ENCODER_INPUT_DTYPE", "SMG_RDMA_POOL_SLOTS"],
+    ["SMG_RDMA_SLOT_BYTES", "SMG_RDMA_POOL_SLOTS"],
 )  # fmt: skip
 def test_variables_that_tune_what_is_absent_warn(name: str) -> None:
     (line,) = settings(**{name: "5"}).warnings
@@ -460,7 +464,9 @@ def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
     for good in ("auto", "pyav"):
         assert settings(SMG_VIDEO_DECODE_BACKEND=good).warnings == ()
     error = failure(SMG_VIDEO_DECODE_BACKEND="OpenCV")
-    assert error.message.endswith("SMG_VIDEO_DECODE_BACKEND opencv: this version does not yet have decoding with OpenCV")
+    assert error.message.endswith(
+        "SMG_VIDEO_DECODE_BACKEND opencv: this version does not yet have decoding with OpenCV"
+    )
 
 
 def test_unknown_and_foreign_variables() -> None:
