@@ -14,10 +14,11 @@ exactly once:
    all waiters together may hold at most one more budget, and one that would overfill that is 429 at once.  So the media
    in memory stay within two budgets.
 
-4. `Backlog` keeps tensors from being made long before their engine takes them: per model, at most so many bytes that no worker
-   has read yet.  An engine that reads (a few milliseconds) never waits for us, one that is busy reading finds the next tensors
-   ready, and sixteen waiting requests do not cost sixteen tensors of memory.  A worker that takes its time is not waited for
-   (`engines.attempt`, READER_PATIENCE_S), so one that hangs slows the others and does not stop them.
+4. `Backlog` keeps tensors from being made long before their engine takes them: per model, at most so many bytes that no
+   worker has read yet.  An engine that reads (a few milliseconds) never waits for us, one that is busy reading finds
+   the next tensors ready, and sixteen waiting requests do not cost sixteen tensors of memory.  A worker that takes its
+   time is not waited for (`engines.attempt`, READER_PATIENCE_S), so one that hangs slows the others and does not stop
+   them.
 
 Nobody overtakes: while somebody waits, a newcomer waits behind, however small.  State changes are synchronous; only the
 waiting is asynchronous, and a waiter that is cancelled leaves as if it had never come.
