@@ -85,14 +85,8 @@ MOOT_FLAGS: Mapping[str, str] = {
 }
 
 # Formats of calls and of reasoning that SMG knows and this version does not.
-LATER_CALL_FORMATS = (
-    *("llama", "pythonic", "mistral", "deepseek", "deepseek31", "deepseek32", "deepseek_v4", "deepseek_v41"),
-    *("glm45_moe", "glm47_moe", "step3", "kimik2", "kimi_k3", "minimax_m2", "minimax_m3", "cohere", "sarashina"),
-    "inkling",
-)
-LATER_THINKING_FORMATS = (
-    *("base", "kimi", "kimi_k25", "kimi_k3", "step3", "cohere_cmd", "nano_v3", "deepseek_v4", "inkling"),
-)
+LATER_CALL_FORMATS = ("mistral", "step3", "cohere", "sarashina", "inkling")
+LATER_THINKING_FORMATS = ("base", "kimi", "step3", "cohere_cmd", "nano_v3", "inkling")
 
 # Variables that ask for something absent -> (what is missing, the values that do not ask for it).
 ASKING_VARIABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -11,6 +11,8 @@ from pipeline.parsers.events import Arguments, Begun, Broken, Ended
 from pipeline.parsers.json_script import CallObjects, JsonScript
 from pipeline.parsers.script import Steps
 
+_PYTHON_TAG = "<|python_tag|>"
+
 
 class JsonCalls(CallObjects):
     """`functions`: the request's, by name."""
@@ -19,14 +21,14 @@ class JsonCalls(CallObjects):
         super().__init__(functions)
 
     def _read(self) -> Steps[None]:
-        while True:
-            opening = yield from self._before(("{", "["), self._pass)
-            if not opening:
-                return
+        while opening := (yield from self._before(self._before_calls(), self._pass)):
             self._mark()
-            if opening == "[":
-                self._take(1)
+            if opening != "{":
+                self._take(len(opening))
             yield from self._calls(is_list=opening == "[")
+
+    def _before_calls(self) -> tuple[str, ...]:
+        return ("{", "[")
 
     def _calls(self, *, is_list: bool) -> Steps[None]:
         more = True
@@ -40,6 +42,15 @@ class JsonCalls(CallObjects):
             self._say(Ended() if whole else Broken(self._since_mark()))
             more = more and whole
             self._mark()
+
+
+class LlamaCalls(JsonCalls):
+    """Llama 3: such objects, with a token in front and semicolons between them."""
+
+    markers = (_PYTHON_TAG,)
+
+    def _before_calls(self) -> tuple[str, ...]:
+        return (_PYTHON_TAG, *super()._before_calls())
 
 
 class WholeArguments(JsonScript):

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.parsers.call_parser import CallParser
 from pipeline.parsers.events import Arguments, Begun, Broken, Ended
 from pipeline.parsers.script import Steps
-from pipeline.parsers.typed_value import escaped, json_value, parameter_types, quoted
+from pipeline.parsers.typed_value import ArgumentPieces, parameter_types, quoted
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -77,18 +77,8 @@ class QwenXmlCalls(CallParser):
     def _argument(self, types: frozenset[str]) -> Steps[bool]:
         """One value, without the line breaks next to its tags; a text is told as it arrives."""
         yield from self._literal("\n")
-        ends = ("\n" + _PARAMETER_END,)
-        if types == {"string"}:
-            self._say(Arguments('"'))
-            if not (yield from self._until(_PARAMETER_END, self._quote, instead=ends)):
-                return False
-            self._say(Arguments('"'))
-            return True
-        pieces: list[str] = []
-        if not (yield from self._until(_PARAMETER_END, pieces.append, instead=ends)):
+        pieces = ArgumentPieces(types, lambda text: self._say(Arguments(text)))
+        if not (yield from self._until(_PARAMETER_END, pieces.add, instead=("\n" + _PARAMETER_END,))):
             return False
-        self._say(Arguments(json_value("".join(pieces), types)))
+        pieces.close()
         return True
-
-    def _quote(self, text: str) -> None:
-        self._say(Arguments(escaped(text)))

@@ -109,11 +109,11 @@ class Script(ABC, Generic[EventT]):
 
     def _before(self, markers: tuple[str, ...], sink: Callable[[str], None]) -> Steps[str]:
         """Hand what stands before the first of `markers` to `sink` as it becomes certain; which one comes, "" when the
-        text ended without any.
+        text ended without any (so with no markers it hands on everything).
         """
         while True:
             found = [(at, one) for one in markers if (at := self._buffer.find(one, self._at)) >= 0]
-            hold = 0 if self._over else max(self._beginning_of(one) for one in markers)
+            hold = 0 if self._over else max((self._beginning_of(one) for one in markers), default=0)
             first, one = min(found, default=(len(self._buffer) - hold, ""))
             if first > self._at:
                 sink(self._take(first - self._at))

@@ -1,17 +1,37 @@
-"""Reasoning told apart from the answer, in the form most reasoning models share: `<think>...</think>`.
+"""Reasoning told apart from the answer: `<think>...</think>` for most models, other tags for some.
 
 Whether the output begins inside is read from the rendered prompt, which ends in an unclosed tag or does not; that a
 template knows a switch for thinking says nothing of its default.
 """
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar
 
 import msgspec
 
 from pipeline.parsers.script import Script, Steps
 
-OPEN, CLOSE = "<think>", "</think>"
+
+class Tags(msgspec.Struct, frozen=True):
+    """Around reasoning.  `wraps`: what stands around the answer, in models that put everything into channels."""
+
+    open: str = "<think>"
+    close: str = "</think>"
+    wraps: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that must be seen even if the vocabulary has (parts of) them as special tokens."""
+        return (self.open, self.close, *_PARTS) if self.wraps else (self.open, self.close)
+
+
+_PARTS = ("<|open|>", "<|close|>", "<|sep|>")  # Kimi-K3 makes its tags of these
+THINK = Tags()
+MINIMAX_M3 = Tags("<mm:think>", "</mm:think>")
+KIMI_K3 = Tags(
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+)
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -43,10 +63,9 @@ class ThinkingSplitter(Script[ThinkingEvent]):
     closing tag is the answer, whatever tags it talks about.
     """
 
-    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
-
-    def __init__(self, *, inside: bool, is_json: bool = False) -> None:
+    def __init__(self, *, inside: bool, is_json: bool = False, tags: Tags = THINK) -> None:
         super().__init__()
+        self._tags = tags
         self._inside = inside
         self._is_json = is_json
         self.begin: int | None = 0 if inside else None
@@ -59,15 +78,24 @@ class ThinkingSplitter(Script[ThinkingEvent]):
         return self.begin is None or place < self.begin or (self.end is not None and place >= self.end)
 
     def _read(self) -> Steps[None]:
+        tags = self._tags
         if self._inside:
             yield from self._first_words()
-        elif (yield from self._before((OPEN,), self._answer)):
-            self.begin = self.consumed
-            self._say(Tag(self._take(len(OPEN))))
-        if self.begin is not None and self.end is None and (yield from self._until(CLOSE, self._think)):
-            self._say(Tag(CLOSE))
+        else:
+            yield from self._answer_up_to(tags.open)
+        if self.begin is not None and (yield from self._until(tags.close, self._think)):
+            self._say(Tag(tags.close))
             self.end = self.consumed
-        yield from self._rest(self._answer)
+        while wrap := (yield from self._before(tags.wraps, self._answer)):
+            self._say(Tag(self._take(len(wrap))))
+
+    def _answer_up_to(self, opening: str) -> Steps[None]:
+        while found := (yield from self._before((opening, *self._tags.wraps), self._answer)):
+            begin = self.consumed
+            self._say(Tag(self._take(len(found))))
+            if found == opening:
+                self.begin = begin
+                return
 
     def _first_words(self) -> Steps[None]:
         """A tag that repeats the prompt's is none of the reasoning; a bracket may be the answer already."""
@@ -78,7 +106,7 @@ class ThinkingSplitter(Script[ThinkingEvent]):
             self.begin = None
             self._answer(self._since_mark())
             return
-        if (yield from self._literal(OPEN)):
+        if (yield from self._literal(self._tags.open)):
             self._say(Tag(self._since_mark()))
         elif blanks := self._since_mark():
             self._think(blanks)
@@ -115,16 +143,19 @@ class ThoughtCount:
                 self.tokens += 1
 
 
-def prompt_end(prompt: str, continuation: str = "") -> bool | None:
+def prompt_end(prompt: str, continuation: str = "", tags: Tags = THINK) -> bool | None:
     """Whether what the model writes next is reasoning; None when the prompt shows no tag at its end.
 
     `prompt` ends with `continuation`, the beginning of the answer that the client gave.  Only a tag at the very end of
     the template's part counts: users write tags too.
     """
-    opened, closed = continuation.rfind(OPEN), continuation.rfind(CLOSE)
+    opened, closed = continuation.rfind(tags.open), continuation.rfind(tags.close)
     if opened != closed:
         return opened > closed
     rendered = prompt[: len(prompt) - len(continuation)].rstrip()
-    if rendered.endswith(OPEN):
+    for wrap in tags.wraps:
+        if rendered.endswith(wrap):
+            return False
+    if rendered.endswith(tags.open):
         return True
-    return False if rendered.endswith(CLOSE) else None
+    return False if rendered.endswith(tags.close) else None

@@ -4,7 +4,7 @@ Formats with tags (Qwen3-Coder, GLM, MiniMax) say `<parameter=days>3</parameter>
 is a number or a text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -49,6 +49,26 @@ def json_value(text: str, types: frozenset[str]) -> str:
     if types and kind not in types and not (kind == "integer" and "number" in types):
         return quoted(text)
     return bare if kind in ("integer", "number") else msgspec.json.encode(value).decode()
+
+
+class ArgumentPieces:
+    """One argument as its text arrives, handed on as JSON: a string piece by piece, anything else when it is whole."""
+
+    def __init__(self, types: frozenset[str], sink: Callable[[str], None]) -> None:
+        self._types = types
+        self._sink = sink
+        self._pieces: list[str] = []
+        if types == {"string"}:
+            sink('"')
+
+    def add(self, text: str) -> None:
+        if self._types == {"string"}:
+            self._sink(escaped(text))
+        else:
+            self._pieces.append(text)
+
+    def close(self) -> None:
+        self._sink('"' if self._types == {"string"} else json_value("".join(self._pieces), self._types))
 
 
 def quoted(text: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from engines.base import EngineRequest, Event
 from pipeline import parsers
 from pipeline.parsers.output import PATIENCE, Output, Said
-from pipeline.parsers.thinking import CLOSE, OPEN, ThinkingSplitter, ThoughtCount, prompt_end
+from pipeline.parsers.thinking import ThinkingSplitter, ThoughtCount, prompt_end
 from pipeline.plan import ServedModel
 from pipeline.reply import ChoiceReader, Ending, LogprobEntry, Tally, Usage, reply_rules
 from pipeline.tooluse import NO_TOOLS, ToolUse
@@ -96,10 +96,12 @@ def choices_of(model: ServedModel, request: EngineRequest, reading: Reading, con
     tokenizer, use = model.bundle.tokenizer, reading.use
     parser = use.parser(model.call_format)
     thinks = model.thinking_format != parsers.PASSTHROUGH
-    inside = thinks and parsers.begins_inside(model.thinking_format, prompt_end(request.original_text, continuation))
+    tags = parsers.thinking_tags(model.thinking_format)
+    prompt_inside = prompt_end(request.original_text, continuation, tags)
+    inside = thinks and parsers.begins_inside(model.thinking_format, prompt_inside)
     constraint = request.sampling.constraint
     is_json = constraint is not None and constraint.kind == "json_schema"
-    markers = (*(parser.markers if parser is not None else ()), *(ThinkingSplitter.markers if thinks else ()))
+    markers = (*(parser.markers if parser is not None else ()), *(tags.markers if thinks else ()))
     ids = {marker: tokenizer.id_of(marker) for marker in markers}
     rules = reply_rules(
         request.sampling,
@@ -112,13 +114,13 @@ def choices_of(model: ServedModel, request: EngineRequest, reading: Reading, con
 
     def choice() -> Choice:
         output = Output(
-            ThinkingSplitter(inside=inside, is_json=is_json) if thinks else None,
+            ThinkingSplitter(inside=inside, is_json=is_json, tags=tags) if thinks else None,
             use.parser(model.call_format),
             separates=reading.separates,
             one_call=use.one_call,
             patience=PATIENCE if request.stream else None,
         )
-        thoughts = ThoughtCount(ids.get(OPEN), ids.get(CLOSE), inside=inside, ends=rules.end_ids)
+        thoughts = ThoughtCount(ids.get(tags.open), ids.get(tags.close), inside=inside, ends=rules.end_ids)
         return Choice(ChoiceReader(tokenizer, rules), output, thoughts)
 
     return [choice() for _ in range(reading.count)]

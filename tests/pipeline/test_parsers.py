@@ -389,7 +389,7 @@ def test_reasoning_tokens_are_those_between_the_tags(ids: list[int], inside: boo
         ("qwen3_5", "qwen_xml", "qwen3"),
         ("Qwen/Qwen3-Coder-30B", "qwen_xml", "qwen3"),
         ("Qwen2.5-VL-7B", "qwen", "qwen3"),
-        ("deepseek-ai/DeepSeek-R1", "passthrough", "deepseek_r1"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek", "deepseek_r1"),
         ("llava-1.5", "passthrough", "passthrough"),
     ],
 )

@@ -1,0 +1,123 @@
+"""Calls as MiniMax-M3 writes them: a mark in front of every tag, an element for each argument, elements inside it for
+objects and lists.
+
+    ]<]minimax[>[<tool_call>
+    ]<]minimax[>[<invoke name="look">
+    ]<]minimax[>[<at>the sky]<]minimax[>[</at>
+    ]<]minimax[>[<days>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</days>
+    ]<]minimax[>[</invoke>
+    ]<]minimax[>[</tool_call>
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.parsers.call_parser import CallParser
+from pipeline.parsers.events import Arguments, Begun, Broken, Ended
+from pipeline.parsers.json_script import DEEPEST
+from pipeline.parsers.script import Steps
+from pipeline.parsers.typed_value import json_value, quoted, types_of
+
+MARK = "]<]minimax[>["
+_OPEN, _CLOSE = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
+_CALL, _CALL_END = f"{MARK}<invoke name=", f"{MARK}</invoke>"
+_ITEM = "item"  # what the elements of a list are called
+_NAME = re.compile(r"[^<>/\s]+")
+
+
+class MinimaxM3Calls(CallParser):
+    """`functions`: parameter schemas by name."""
+
+    markers = (MARK,)
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._functions = functions
+
+    def _read(self) -> Steps[None]:
+        while (yield from self._before((_OPEN,), self._pass)):
+            self._mark()
+            self._take(len(_OPEN))
+            yield from self._block()
+
+    def _block(self) -> Steps[None]:
+        while True:
+            yield from self._blanks()
+            if (yield from self._literal(_CLOSE)) or (yield from self._peek()) == "":
+                return
+            whole = (yield from self._literal(_CALL)) and (yield from self._call())
+            self._say(Ended() if whole else Broken(self._since_mark()))
+            if not whole:
+                return
+            self._mark()
+
+    def _call(self) -> Steps[bool]:
+        head: list[str] = []
+        if (yield from self._until(">", head.append, instead=("<", "\n"))) != ">":
+            return False
+        name = "".join(head).strip().strip("\"'")
+        if not name:
+            return False
+        self._say(Begun(name))
+        self._say(Arguments("{"))
+        schema = self._functions.get(name)
+        comma = ""
+        while True:
+            yield from self._blanks()
+            if (yield from self._literal(_CALL_END)):
+                self._say(Arguments("}"))
+                return True
+            key = yield from self._tag()
+            if key is None:
+                return False
+            value = yield from self._element(key, _property(schema, key), 0)
+            if value is None:
+                return False
+            self._say(Arguments(f"{comma}{quoted(key)}:{value}"))
+            comma = ","
+
+    def _tag(self) -> Steps[str | None]:
+        """An opening tag's name."""
+        if not (yield from self._literal(f"{MARK}<")):
+            return None
+        pieces: list[str] = []
+        yield from self._until(">", pieces.append, instead=("<", "\n"))
+        name = "".join(pieces)
+        return name if _NAME.fullmatch(name) else None
+
+    def _element(self, name: str, schema: Any, depth: int) -> Steps[str | None]:
+        """What stands up to the end tag of `name`, as JSON: a text, or the elements in it."""
+        text: list[str] = []
+        members: list[tuple[str, str]] = []
+        if depth > DEEPEST // 4:
+            return None
+        while (yield from self._before((MARK,), text.append)):
+            if (yield from self._literal(f"{MARK}</{name}>")):
+                return _joined("".join(text), members, schema)
+            inner = yield from self._tag()
+            if inner is None:
+                return None
+            below = _items(schema) if inner == _ITEM else _property(schema, inner)
+            value = yield from self._element(inner, below, depth + 1)
+            if value is None:
+                return None
+            members.append((inner, value))
+        return None
+
+
+def _joined(text: str, members: list[tuple[str, str]], schema: Any) -> str:
+    if not members:
+        return json_value(text, types_of(schema))
+    if "array" in types_of(schema) or all(name == _ITEM for name, _ in members):
+        return f"[{','.join(value for _, value in members)}]"
+    return f"{{{','.join(f'{quoted(name)}:{value}' for name, value in members)}}}"
+
+
+def _property(schema: Any, name: str) -> Any:
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def _items(schema: Any) -> Any:
+    return schema.get("items") if isinstance(schema, Mapping) else None
