@@ -1,12 +1,12 @@
 """Checks against real engines and the real peer, each in an environment of its own (`tools/test --engines`).
 
-    python tools/engine_checks.py                    torch worker by every form and transport, the peer's tensors
+    python tools/engine_checks.py                    torch worker by every form and transport, MLX, the peer's tensors
     python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU (tools/e2e_vllm)
     python tools/engine_checks.py --only float,shm   those whose names hold both words
 
 Answers are compared with recorded log-probabilities of vLLM (within 1e-4), what arrived with the reference
 processor's pixels (exactly), and both gateways' tensors with each other (by SHA-256).  Environments are made on first
-use and cached outside the tree (about 1.4 GB; vLLM another 2.5 GB).  The last line is `N passed, N failed`; exit code
+use and cached outside the tree (about 1.8 GB; vLLM another 2.5 GB).  The last line is `N passed, N failed`; exit code
 1 when anything failed.
 """
 
@@ -21,13 +21,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.engines_real.answers import Differs  # noqa: E402
-from tests.engines_real.checkpoint import checkpoint  # noqa: E402
+from tests.engines_real.answers import Differs, ask, body, compare_answer  # noqa: E402
+from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
+from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
 from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
 from tools.compare_peer import PEER  # noqa: E402
 from tools.environments import EnvironmentFailed, cache_folder, environment  # noqa: E402
-from tools.launch import ROOT, LaunchError, known_flags, listening, request  # noqa: E402
+from tools.launch import ROOT, Gateway, LaunchError, known_flags, listening, request  # noqa: E402
 from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in  # noqa: E402
 from tools.load.scenarios import QUIET, SCENARIOS, Scenario  # noqa: E402
 
@@ -93,6 +94,36 @@ def fetched_bundle(tally: Tally, bench: Bench) -> None:
         return
     with bench.start_engine(hide_bundle=True) as port, bench.gateway(port, "inline") as started:
         tally.run(name, functools.partial(CHECKS["image_shapes"], bench, started, "inline"))
+
+
+def with_mlx(tally: Tally, bench: Bench) -> None:
+    """The text case by a whole answer and a streamed one, and what MLX does not take."""
+    names = {"text_only": _mlx_text, "text_only streamed": _mlx_streamed, "refusals": _mlx_refuses}
+    wanted = {f"mlx: {name}": check for name, check in names.items() if tally.wants(f"mlx: {name}")}
+    if not wanted:
+        return
+    model = text_checkpoint(cache_folder() / "checkpoints")
+    with mlx_engine(model, bench.folder / "mlx.log") as port, bench.gateway(port, "inline", str(model)) as started:
+        for name, check in wanted.items():
+            tally.run(name, functools.partial(check, started, str(model)))
+
+
+def _mlx_text(started: Gateway, model: str) -> None:
+    compare_answer("text_only", ask(started, body("text_only") | {"model": model}))
+
+
+def _mlx_streamed(started: Gateway, model: str) -> None:
+    options = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    compare_answer("text_only", ask(started, body("text_only") | options))
+
+
+def _mlx_refuses(started: Gateway, model: str) -> None:
+    for more, code in (({"n": 2}, "unsupported_parameter"), ({"stop": "x"}, "unsupported_parameter")):
+        status, text = request(
+            started.host, started.port, "/v1/chat/completions", body("text_only") | {"model": model} | more
+        )
+        if status != 400 or code.encode() not in text:
+            raise Differs(f"{more}: status {status}: {text[:200]!r}")
 
 
 def with_peer(tally: Tally, command: list[str], folder: Path) -> None:
@@ -165,6 +196,7 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
     bench = Bench(command, quiet, lambda **how: torch_engine(model, journal, log, **how), journal, folder)
     with_engine(tally, bench, "torch")
     fetched_bundle(tally, bench)
+    with_mlx(tally, bench)
     with_peer(tally, command, folder)
 
 

@@ -9,8 +9,9 @@ settings are the real model's.
 import hashlib
 import json
 import math
+import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -129,11 +130,14 @@ def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.asarray(draw * np.float32(gain / np.sqrt(math.prod(shape[1:]))), np.float32)
 
 
-def _write(path: Path) -> str:
+Named = tuple[str, str, tuple[int, ...]]  # in the file, in the stream of weights, shape
+
+
+def _write(path: Path, tensors: Sequence[Named]) -> str:
     """Write the safetensors file; its SHA-256."""
     header: dict[str, object] = {}
     offset = 0
-    for name, shape in shapes():
+    for name, _, shape in tensors:
         nbytes = 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, offset + nbytes]}
         offset += nbytes
@@ -142,7 +146,7 @@ def _write(path: Path) -> str:
     raw += b" " * (-len(raw) % 8)
     digest = hashlib.sha256()
     with path.open("wb") as out:
-        for piece in (len(raw).to_bytes(8, "little"), raw, *(weights(n, s).tobytes() for n, s in shapes())):
+        for piece in (len(raw).to_bytes(8, "little"), raw, *(weights(n, s).tobytes() for _, n, s in tensors)):
             out.write(piece)
             digest.update(piece)
     return digest.hexdigest()
@@ -161,10 +165,29 @@ def checkpoint(cache: Path) -> Path:
     config |= {"text_config": TEXT_CONFIG, "vision_config": VISION_CONFIG, "tie_word_embeddings": False}
     config |= {"dtype": "float32", "architectures": ["Qwen3VLForConditionalGeneration"]}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    digest = _write(folder / "model.safetensors")
+    digest = _write(folder / "model.safetensors", [(name, name, shape) for name, shape in shapes()])
     if digest != SHA256:
         raise ValueError(
             f"the checkpoint's digest is {digest}, not {SHA256}: the expected answers are not of these weights"
         )
+    (folder / "complete").touch()
+    return folder
+
+
+def text_checkpoint(cache: Path) -> Path:
+    """The language half alone, as a Qwen3 model with the same weights: for engines without an eye."""
+    folder = cache / f"tiny-qwen3-{SEED}"
+    if (folder / "complete").exists():
+        return folder
+    whole = checkpoint(cache)
+    folder.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(whole / name, folder / name)
+    config = {key: value for key, value in TEXT_CONFIG.items() if key != "rope_scaling"}
+    config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}, indent=1) + "\n")
+    seen = "model.language_model."
+    kept = [(name.replace(seen, "model."), name, shape) for name, shape in shapes() if "visual" not in name]
+    _write(folder / "model.safetensors", kept)
     (folder / "complete").touch()
     return folder

@@ -45,11 +45,11 @@ class Bench:
     folder: Path
 
     @contextlib.contextmanager
-    def gateway(self, engine_port: int, transport: str) -> Iterator[Gateway]:
+    def gateway(self, engine_port: int, transport: str, model: str = "tiny-qwen3vl") -> Iterator[Gateway]:
         flags = ["--worker-urls", f"grpc://127.0.0.1:{engine_port}", "--multimodal-tensor-transport", transport]
         started = Gateway(self.command, [*flags, *self.quiet], log=self.folder / "gateway.log")
         try:
-            ready = {"model": "tiny-qwen3vl", "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
+            ready = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
             started.wait_until("/v1/chat/completions", ready, wait_s=120)
             yield started
         finally:
