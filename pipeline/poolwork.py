@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 async def all_or_first_error(work: Sequence[Awaitable[T]]) -> list[T]:
     """Run side by side; at the first failure cancel the rest, wait for them, raise the failure of the lowest index."""
+    if len(work) == 1:
+        return [await work[0]]
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
