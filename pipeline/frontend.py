@@ -42,6 +42,8 @@ from pipeline.protocols.chat_route import ChatApi
 from pipeline.protocols.generation import GenerationRoute, Stations
 from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
 from pipeline.protocols.refusals import anthropic_error
+from pipeline.protocols.responses_route import KeptResponses, ResponsesApi
+from pipeline.protocols.responses_store import ResponseStore
 from pipeline.serve import Doorkeeper, Route, application
 from pipeline.versions import VERSION
 from pool.link import FrontendLink
@@ -385,6 +387,7 @@ def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> li
     chat = GenerationRoute(stations, ChatApi())
     return [
         *_messages_routes(stations, counter),
+        *_responses_routes(stations),
         Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
         Route("GET", "/v1/models", admin.models, guarded=False),
         Route("GET", "/health", admin.health, guarded=False),
@@ -403,6 +406,18 @@ def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
     return [
         Route("POST", path, handler, prefix="msg_", admitted=True, key_header="x-api-key", error_body=anthropic_error)
         for path, handler in (("/v1/messages", messages.handle), ("/v1/messages/count_tokens", count.handle))
+    ]
+
+
+def _responses_routes(stations: Stations) -> list[Route]:
+    store = ResponseStore(most=10_000, most_bytes=256 << 20, retention_s=86400)
+    api, kept = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store)
+    return [
+        Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True),
+        Route("GET", "/v1/responses/{id}", kept.get),
+        Route("DELETE", "/v1/responses/{id}", kept.delete),
+        Route("GET", "/v1/responses/{id}/input_items", kept.input_items),
+        Route("POST", "/v1/responses/{id}/cancel", kept.cancel),
     ]
 
 

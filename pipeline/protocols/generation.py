@@ -48,11 +48,14 @@ class Answer(Protocol):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A body as it was understood.  `answer(request)` begins the answer to what the engine is sent for it."""
+    """A body as it was understood.  `answer(request)` begins the answer to what the engine is sent for it, and holds
+    `kept_bytes` until its end.
+    """
 
     model: ServedModel
     plan: MediaPlan
     answer: Callable[[EngineRequest], Answer]
+    kept_bytes: int = 0
 
 
 class Api(Protocol):
@@ -162,11 +165,11 @@ class GenerationRoute:
             ticket.model = asked.model.model
             ticket.items = len(asked.plan.parts)
             check_text(asked.model, len(body) - sum(len(part.url) for part in asked.plan.parts))
-            begin_answer = asked.answer
+            begin_answer, kept_bytes = asked.answer, asked.kept_bytes
             preparing = self._stations.preparation.run(asked.model, asked.plan, ticket)
             del asked  # its messages are gone as soon as they are a prompt
             prepared = await preparing
-            grant.shrink(prompt_bytes(prepared.request))
+            grant.shrink(prompt_bytes(prepared.request) + kept_bytes)
         except BaseException:
             grant.release()
             raise

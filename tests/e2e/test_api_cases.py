@@ -20,7 +20,7 @@ PNG = (  # a plain 64x64 picture, 128 bytes
 )
 WINDOW = 8192  # of the model in the measurements
 
-LATER_ROUTES = ("/v1/responses",)
+LATER_ROUTES: tuple[str, ...] = ()
 LATER: dict[str, tuple[int, str]] = {}
 # The template of our bundle does not write tool calls; the one of the measurements did.
 OTHER_PROMPT = {"image in tool"}

@@ -22,7 +22,7 @@ Case = dict[str, Any]
 
 CASES: list[Case] = json.loads((DATA / "golden" / "apis.json").read_text())
 BY_NAME = {case["case"]: case for case in CASES}
-SERVED = ("/v1/messages",)
+SERVED = ("/v1/messages", "/v1/responses")
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 # answers decided otherwise: what SMG drops, or reads as text
 REFUSED = {
@@ -99,6 +99,13 @@ def answer_shape(answer: Answer) -> dict[str, Any]:
     return {"content_type": content_type, "body": shapes}
 
 
+def without_annotations(value: Any) -> Any:
+    """SMG's streams leave out the (empty) annotations of a text, which its whole answers have."""
+    if isinstance(value, dict):
+        return {key: without_annotations(inner) for key, inner in value.items() if key != "annotations"}
+    return [without_annotations(inner) for inner in value] if isinstance(value, list) else value
+
+
 def check_engine(case: Case, record: dict[str, Any]) -> list[str]:
     wanted, ours = recorded_view(case), engine_view(record)
     assert wanted is not None
@@ -128,7 +135,10 @@ def test_as_recorded(gateway: Running, host: MediaHost, name: str) -> None:
         check_refused(answer, case["status"], case["error"]["code"])
     else:
         assert answer.status == 200, answer.body
-        assert list(differences(case["answer"], answer_shape(answer), "answer")) == []
+        shape = answer_shape(answer)
+        if case["body"].get("stream"):
+            shape = without_annotations(shape)
+        assert list(differences(case["answer"], shape, "answer")) == []
         until(lambda: len(gateway.seen("generate")) > before)
         (record,) = gateway.seen("generate")[before:]
         assert check_engine(case, record) == []
