@@ -50,8 +50,8 @@ class ToolUse(msgspec.Struct, frozen=True):
     def constraint(self) -> Constraint | None:
         """What the engine is held to: SMG 1.13's schemas."""
         if self.named is not None:
-            return Constraint("json_schema", _json(self._schemas[self.named] or {"type": "object"}))
-        return Constraint("json_schema", _json(calls_schema(self.callable, self.one_call))) if self.must_call else None
+            return schema_constraint(self._schemas[self.named] or {"type": "object"}, "tools")
+        return schema_constraint(calls_schema(self.callable, self.one_call), "tools") if self.must_call else None
 
     @property
     def _schemas(self) -> dict[str, Mapping[str, Any]]:
@@ -78,7 +78,8 @@ def calls_schema(functions: Sequence[Function], one_call: bool = False) -> dict[
     for function in functions:
         parameters = dict(function.parameters)
         for word in _DEFINITIONS:
-            for name, schema in (parameters.pop(word, None) or {}).items():
+            moved = parameters.pop(word, None)
+            for name, schema in moved.items() if isinstance(moved, dict) else ():
                 if definitions.setdefault(word, {}).setdefault(name, schema) != schema:
                     raise GatewayError(
                         "invalid_value", f"tools: two functions define '{name[:80]}' differently", param="tools"
@@ -90,5 +91,9 @@ def calls_schema(functions: Sequence[Function], one_call: bool = False) -> dict[
     return {**found, "maxItems": 1} if one_call else found
 
 
-def _json(schema: Any) -> str:
-    return msgspec.json.encode(schema).decode()
+def schema_constraint(schema: Any, param: str) -> Constraint:
+    """A schema as engines read it: JSON, keys in the client's order."""
+    try:
+        return Constraint("json_schema", msgspec.json.encode(schema).decode())
+    except RecursionError:
+        raise GatewayError("invalid_value", f"{param}: the schema is nested too deeply", param=param) from None

@@ -90,7 +90,7 @@ _INSIDE = frozenset({"qwen3_thinking", "deepseek_r1", "minimax", "kimi_thinking"
 _CALLS_BY_NAME = (
     (re.compile(r"qwen3[._][56]|qwen3.?coder"), "qwen_xml"),
     (re.compile(r"nemotron"), "nemotron"),
-    (re.compile(r"qwen"), "qwen"),
+    (re.compile(r"qwen|hermes"), "qwen"),
     (re.compile(r"glm.?4[._]?[56]"), "glm45_moe"),
     (re.compile(r"glm.?(4[._]?7|5)"), "glm47_moe"),
     (re.compile(r"minimax.?m3"), "minimax_m3"),

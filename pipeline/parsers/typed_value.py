@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+_DEEPEST = 8  # alternatives within alternatives
 _SCALARS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
-def types_of(schema: Any) -> frozenset[str]:
-    """The JSON types a parameter's schema allows; empty when it does not say."""
-    if not isinstance(schema, Mapping):
+def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
+    """The JSON types a parameter's schema allows; empty when it does not say (not near its surface, at least)."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return frozenset()
     stated = schema.get("type")
     if isinstance(stated, str):
@@ -23,7 +24,7 @@ def types_of(schema: Any) -> frozenset[str]:
         return frozenset(one for one in stated if isinstance(one, str))
     if isinstance(schema.get("enum"), list):
         return frozenset(_type_of(one) for one in schema["enum"])
-    found = [types_of(one) for name in ("anyOf", "oneOf") for one in _listed(schema.get(name))]
+    found = [types_of(one, depth + 1) for name in ("anyOf", "oneOf") for one in _listed(schema.get(name))]
     return frozenset().union(*found) if all(found) else frozenset()
 
 

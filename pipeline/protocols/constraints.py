@@ -4,10 +4,9 @@ output; the engine cannot write anything else.
 
 from typing import Any
 
-import msgspec
-
 from engines.base import Constraint
 from pipeline.errors import GatewayError
+from pipeline.tooluse import schema_constraint
 
 
 def constraint_of(response_format: Any, regex: str | None, ebnf: str | None) -> Constraint | None:
@@ -60,7 +59,7 @@ def response_constraint(value: Any) -> Constraint | None:
             "Invalid JSON data: response_format.json_schema.schema: must be a JSON schema",
             param="response_format.json_schema.schema",
         )
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+    return schema_constraint(schema, "response_format.json_schema.schema")
 
 
 def _member(value: dict[str, Any], name: str, where: str) -> Any:

@@ -234,3 +234,19 @@ def test_outputs_that_begin_inside(bundle: Path) -> None:
             assert both(gateway, "Answer", **fields)["content"] == "Answer"
         object_at_once = both(gateway, '{"x": 1}', response_format={"type": "json_object"})
         assert object_at_once["content"] == '{"x": 1}'
+
+
+def test_tags_that_are_special_tokens_are_seen(tmp_path: Path) -> None:
+    """DeepSeek's vocabulary has the tags of reasoning as special tokens, which are no text otherwise."""
+    folder = unpack_bundle("deepseek_v41", tmp_path)
+    flags = ("--bundle", str(folder), "--model-name", "deepseek-v4.1")
+    call = (
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="weather">\n<｜DSML｜ parameter name="city" string="true">Paris'
+        "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+    )
+    with running("--pool-processes=1", engine=flags) as gateway:
+        found = both(gateway, f"<think>hmm</think>Well.{call}", model="deepseek-v4.1", tools=[WEATHER])
+        calls = [("weather", '{"city":"Paris"}')]
+        assert found == {"content": "Well.", "reasoning": "hmm", "calls": calls, "reason": "tool_calls"}
+        usage = say(gateway, "<think>hmm hmm</think>Well.", model="deepseek-v4.1").json["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] > 0

@@ -246,3 +246,73 @@ def test_input_audio_without_data_is_named(part: dict[str, Any]) -> None:
     error = refusal({"messages": [{"role": "user", "content": [part]}]})
     assert error.code == "unsupported_content_part"
     assert '"input_audio"' in error.message
+
+
+def test_functions_are_shown_in_the_order_models_know() -> None:
+    given = {"strict": True, "parameters": {"type": "object"}, "name": "f", "description": "d", "other": 1}
+    shown = plan({"model": "m", "messages": USER, "tools": [{"type": "function", "function": given}, F]})
+    tools = shown.template_variables["tools"]
+    assert list(tools[0]["function"].items()) == [
+        ("name", "f"),
+        ("description", "d"),
+        ("parameters", {"type": "object"}),
+        ("strict", True),
+    ]
+    assert tools[1] == {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert "tools" not in plan({"model": "m", "messages": USER, "tools": [F], "tool_choice": "none"}).template_variables
+
+
+def test_what_a_call_must_look_like() -> None:
+    def schema(name: str, parameters: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    def required(*tools: Any, **fields: Any) -> Any:
+        body = {"model": "m", "messages": USER, "tools": tools, "tool_choice": "required", **fields}
+        constraint = plan(body).sampling.constraint
+        assert constraint is not None and constraint.kind == "json_schema"
+        return json.loads(constraint.text)
+
+    found = required(schema("f", {"$defs": {"x": {"type": "string"}}, "$ref": "#/$defs/x"}), schema("g", {}))
+    assert found["$defs"] == {"x": {"type": "string"}}
+    assert found["items"]["anyOf"][0]["properties"]["parameters"] == {"$ref": "#/$defs/x"}
+    assert "maxItems" not in found and required(F, parallel_tool_calls=False)["maxItems"] == 1
+    assert "$defs" not in required(schema("f", {"$defs": [1]}))
+    conflict = [schema("f", {"$defs": {"x": {}}}), schema("g", {"$defs": {"x": {"type": "null"}}})]
+    assert refusal({"tools": conflict, "tool_choice": "required"}).code == "invalid_value"
+    for depth in range(100, 1200, 7):  # wherever the interpreter's own limit stands
+        body = {"model": "m", "messages": USER, "tools": [schema("f", {"HERE": 0})], "tool_choice": "required"}
+        text = json.dumps(body).replace('{"HERE": 0}', '{"a":' * depth + "{}" + "}" * depth)
+        try:
+            chat.read(text.encode())
+        except GatewayError as error:
+            assert error.status == 400
+
+
+def test_calls_come_before_a_format() -> None:
+    fields = {"tools": [F], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    constraint = plan({"model": "m", "messages": USER, **fields}).sampling.constraint
+    assert constraint is not None and json.loads(constraint.text)["type"] == "array"
+    unforced = plan({"model": "m", "messages": USER, **fields, "tool_choice": "auto"}).sampling.constraint
+    assert unforced is not None and unforced.text == '{"type":"object"}'
+
+
+def test_effort_is_the_template_s_and_can_switch_thinking_off() -> None:
+    def variables(**fields: Any) -> Any:
+        return plan({"model": "m", "messages": USER, **fields}).template_variables
+
+    assert variables(reasoning_effort="high") == {"reasoning_effort": "high"}
+    off = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    assert variables(reasoning_effort="none") == off
+    kept = variables(reasoning_effort="minimal", chat_template_kwargs={"enable_thinking": True})
+    assert kept == {**off, "reasoning_effort": "minimal", "enable_thinking": True}
+    assert variables(reasoning_effort=None) == {}
+
+
+def test_the_last_message_continued_is_no_message_of_the_template() -> None:
+    content = [{"type": "text", "text": "The "}, {"type": "text", "text": "sky"}]
+    turns = [*USER, {"role": "assistant", "content": content}]
+    found = plan({"model": "m", "messages": turns, "continue_final_message": True})
+    assert found.continuation == "The sky" and len(found.messages) == 1
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns[-1] = {"role": "assistant", "content": "x", "tool_calls": [call]}
+    assert refusal({"messages": turns, "continue_final_message": True}).param == "continue_final_message"
