@@ -16,6 +16,7 @@ import av.error
 import av.logging
 import msgspec
 from av.container import InputContainer
+from av.packet import Packet
 from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -24,7 +25,7 @@ from PIL import Image
 from pipeline.media.cap import capped, capped_size
 from pipeline.media.image import MAX_PIXELS
 from pipeline.media.video_frames import Missed, wanted_frames
-from pipeline.media.video_timeline import frame_rate, packets, read_timeline
+from pipeline.media.video_timeline import frame_rate, read_timeline
 from pipeline.models.base import Hints, MediaError
 
 Check = Callable[[], None]
@@ -62,12 +63,12 @@ def preload() -> None:
 def inspect(data: memoryview, hints: Hints, check: Check) -> Clip:
     """Read the packets, decode the first frame.  Raises MediaError: no clip, no picture track, a limit."""
     with _opened(data) as (container, stream):
-        first = _first_frame(container, stream, check)
+        decoding = _FirstFrame(stream)
+        timeline = read_timeline(container, stream, check, decoding.see)
+        rate = frame_rate(stream, timeline)
+        first = decoding.frame()
         name = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
     height, width = _turned_size(first)
-    with _opened(data) as (container, stream):
-        timeline = read_timeline(container, stream, check)
-        rate = frame_rate(stream, timeline)
     size = capped_size(height, width, hints.max_long_side)
     return Clip(name, first.height, first.width, *size, len(timeline), rate)
 
@@ -131,15 +132,23 @@ def _quarter_turns(frame: VideoFrame) -> int:
     return round(frame.rotation / 90) % 4
 
 
-def _first_frame(container: InputContainer, stream: VideoStream, check: Check) -> VideoFrame:
-    """Where rotation and size are told for certain."""
-    decoder = stream.codec_context
-    for packet in packets(container, stream, check):
-        if frame := next(iter(decoder.decode(packet)), None):
-            return frame
-    if frame := next(iter(decoder.decode(None)), None):
-        return frame
-    raise MediaError("video decode error: no frame could be decoded")
+class _FirstFrame:
+    """Decodes until a frame has come out: there rotation and size are told for certain."""
+
+    def __init__(self, stream: VideoStream) -> None:
+        self._decoder = stream.codec_context
+        self._found: VideoFrame | None = None
+
+    def see(self, packet: "Packet[VideoStream]") -> None:
+        if self._found is None:
+            self._found = next(iter(self._decoder.decode(packet)), None)
+
+    def frame(self) -> VideoFrame:
+        """Raises MediaError when there is none in the whole clip."""
+        found = self._found or next(iter(self._decoder.decode(None)), None)
+        if found is None:
+            raise MediaError("video decode error: no frame could be decoded")
+        return found
 
 
 def _check_size(height: int, width: int) -> None:

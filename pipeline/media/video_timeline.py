@@ -57,11 +57,18 @@ def packets(
         yield packet
 
 
-def read_timeline(container: InputContainer, stream: VideoStream, check: Callable[[], None]) -> Timeline:
-    """Read the whole file once.  Raises MediaError when it shows no frame."""
+def read_timeline(
+    container: InputContainer,
+    stream: VideoStream,
+    check: Callable[[], None],
+    see: Callable[["Packet[VideoStream]"], None] | None = None,
+) -> Timeline:
+    """Read the whole file once; `see` is given every packet.  Raises MediaError when it shows no frame."""
     notes: list[Note] = []
     has_times, last_time, last_duration = True, None, 0
     for packet in packets(container, stream, check):
+        if see is not None:
+            see(packet)
         if packet.is_discard:
             notes.append(Note(None, packet.is_keyframe))
             continue

@@ -75,7 +75,7 @@ class QwenClips(QwenVision):
     most_frames: ClassVar[int] = 768
     samples_by_interval: ClassVar[bool] = False
 
-    settings_type = ClipQwenSettings
+    settings_type: ClassVar[type[msgspec.Struct]] = ClipQwenSettings
 
     def modalities(self, bundle: BundleConfig) -> frozenset[Modality]:
         """Clips when the checkpoint's configuration names their token."""
@@ -150,14 +150,12 @@ class QwenClips(QwenVision):
             resized=(height, width),
             side={
                 "video_grid_thw": SideTensor("int64", (1, 3), (steps, rows, columns)),
-                self.patch_count: SideTensor("int64", (1,), (patches,)),
+                "patches_per_video": SideTensor("int64", (1,), (patches,)),
                 "video_second_per_grid": SideTensor("float32", (1,), (clip.temporal * source.duration / len(indices),)),
             },
             frames=len(indices),
             seconds=self.clip_seconds(clip, indices, source.rate),
         )
-
-    patch_count: ClassVar[str] = "patches_per_video"
 
     def encode(
         self,
@@ -194,12 +192,16 @@ class QwenClips(QwenVision):
     def replacement(
         self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality, measured: Measured
     ) -> Replacement:
-        """Step after step: what `step_tokens` puts before its pads, the pads, and what it puts behind them."""
+        """Step after step: what `steps` puts before its pads, the pads, and what it puts behind them.
+
+        One run of pads for a family that states no times.
+        """
         if modality is not Modality.VIDEO:
             return super().replacement(bundle, vocabulary, modality, measured)
         pad = self.feature_token(bundle, vocabulary, modality)
-        steps = int(measured.side["video_grid_thw"].values[0])
-        count = measured.feature_tokens // steps
+        if not measured.seconds:
+            return Replacement(token_ids=[pad] * measured.feature_tokens, features=((0, measured.feature_tokens),))
+        count = measured.feature_tokens // len(measured.seconds)
         tokens: list[int] = []
         features = []
         for before, after in self.steps(bundle, vocabulary, measured.seconds):
@@ -216,12 +218,15 @@ class QwenClips(QwenVision):
         raise NotImplementedError
 
     def layout(self, modality: Modality) -> Layout:
-        """As SMG 1.13.0 lists the keys of a clip batch."""
+        """As SMG 1.13.0 lists the keys of a clip batch.
+
+        For GLM-5.3-Flash it names the counts like those of pictures, so that a worker refuses both in one request.
+        """
         if modality is not Modality.VIDEO:
             return super().layout(modality)
         return Layout(
-            batched=("video_grid_thw", "video_second_per_grid", self.patch_count),
-            flat={"pixel_values": self.patch_count},
+            batched=("video_grid_thw", "video_second_per_grid", "patches_per_video"),
+            flat={"pixel_values": "patches_per_video"},
             keep_on_cpu=self.grids_on_cpu,
         )
 

@@ -44,6 +44,31 @@ def by_interval(total: int, rate: float, seconds: float) -> tuple[int, ...]:
     return tuple(chosen) if chosen[-1] == total - 1 else (*chosen, total - 1)
 
 
+def at_rate(total: int, rate: float, wanted: float, most: int) -> tuple[int, ...]:
+    """The first frame at or after each multiple of `1 / wanted` seconds, evenly spread where their number differs from
+    the duration times `wanted`; no frame twice, but for the last when their number is odd (GLM-5.3-Flash).
+    """
+    duration = total / rate
+    count = max(1, min(int(duration * wanted), most))
+    chosen: list[int] = []
+    if total < count:
+        chosen = np.linspace(0, total - 1, count, dtype=int).tolist()
+    else:
+        due = 0.0
+        for index in range(total):
+            if index * (1 / rate) >= due:
+                due += 1 / wanted
+                chosen.append(index)
+                if due >= int(duration):
+                    break
+    if len(chosen) < count:
+        chosen = np.linspace(chosen[0], chosen[-1], count, dtype=int).tolist()
+    elif len(chosen) > count:
+        chosen = np.linspace(0, total - 1, count, dtype=int).tolist()
+    distinct = list(dict.fromkeys(chosen))
+    return (*distinct, *distinct[-1:]) if len(distinct) % 2 else tuple(distinct)
+
+
 def seconds_of(indices: Sequence[int], rate: float, temporal: int, *, middle: bool) -> tuple[float, ...]:
     """The time of every temporal step: of its first frame, or the mean of its first and last (`middle`).
 

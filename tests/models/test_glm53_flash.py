@@ -153,18 +153,19 @@ def test_anchor_and_feature_token_may_differ() -> None:
 
 def test_pictures_only_where_the_config_names_their_token() -> None:
     assert FAMILY.modalities(BundleConfig({"image_token_id": 1})) == {PICTURE}
-    assert FAMILY.modalities(BundleConfig({"image_token_id": None})) == frozenset()
+    assert FAMILY.modalities(BundleConfig({"image_token_id": 1, "video_token_id": 2})) == {PICTURE, Modality.VIDEO}
+    assert FAMILY.modalities(BundleConfig({"image_token_id": None, "video_token_id": 2})) == frozenset()
     assert FAMILY.modalities(BundleConfig({})) == frozenset()
 
 
 def test_what_it_takes() -> None:
     assert served().family is FAMILY
-    assert served().anchors.keys() == {PICTURE}
-    assert served().guarded() == {Modality.VIDEO: 154855}
-    assert FAMILY.limits == {PICTURE: 10}
+    assert served().anchors.keys() == {PICTURE, Modality.VIDEO}
+    assert served().guarded() == {}
+    assert FAMILY.limits == {PICTURE: 10, Modality.VIDEO: 1}
     assert FAMILY.worker_side == {PICTURE}
-    with pytest.raises(MediaError, match="glm53_flash takes no video here"):
-        FAMILY.measure(served().settings, Modality.VIDEO, Source(64, 64, 4))
+    with pytest.raises(MediaError, match="glm53_flash takes no audio here"):
+        FAMILY.measure(served().settings, Modality.AUDIO, Source(64, 64, 4))
     with pytest.raises(MediaError, match="side ratio of 201.0"):
         served().measure(603, 3)
 

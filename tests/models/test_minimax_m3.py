@@ -154,12 +154,12 @@ def test_missing_tokens_are_named(lacking: str) -> None:
 
 def test_what_it_takes() -> None:
     assert served().family is FAMILY
-    assert served().anchors.keys() == {PICTURE}
-    assert served().guarded() == {Modality.VIDEO: 200026}
-    assert FAMILY.limits == {PICTURE: 200}
-    assert FAMILY.worker_side == {PICTURE}
-    with pytest.raises(MediaError, match="minimax_m3 takes no video here"):
-        FAMILY.measure(served().settings, Modality.VIDEO, Source(64, 64, 4))
+    assert served().anchors.keys() == {PICTURE, Modality.VIDEO}
+    assert served().guarded() == {}
+    assert FAMILY.limits == {PICTURE: 200, Modality.VIDEO: 20}
+    assert FAMILY.worker_side == {PICTURE, Modality.VIDEO}
+    with pytest.raises(MediaError, match="minimax_m3 takes no audio here"):
+        FAMILY.measure(served().settings, Modality.AUDIO, Source(64, 64, 4))
 
 
 def test_layout() -> None:

@@ -43,6 +43,17 @@ def test_a_family_has_a_row_in_both_tables(family: Family) -> None:
     assert len(second) == 6 and all(second.values())
 
 
+def test_the_table_of_clips_has_every_family_that_takes_them() -> None:
+    rows_of_clips = re.findall(r"^\| ([^|`]+) \| (\d+) \|", PAGE, re.MULTILINE)
+    taking = [family for family in FAMILIES if Modality.VIDEO in family.limits]
+    assert sorted(int(limit) for _, limit in rows_of_clips) == sorted(
+        family.limits[Modality.VIDEO] for family in taking
+    )
+    for family in taking:
+        checkpoints = rows(family)[0]["checkpoints"]
+        assert any(checkpoints.startswith(named.split(" to ")[0]) for named, _ in rows_of_clips), family.name
+
+
 def test_no_family_is_named_that_is_not_there() -> None:
     named = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) - {"encode"}
     methods = {name for name in vars(Family) if not name.startswith("_")}

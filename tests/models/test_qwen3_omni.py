@@ -7,7 +7,7 @@ import pytest
 
 from engines.base import Layout, Modality, Range
 from pipeline.models import by_name
-from pipeline.models.base import BundleConfig, FamilyError, MediaError, Source
+from pipeline.models.base import BundleConfig, FamilyError, MediaError
 from tests.models.served import Served, equals_reference, picture_cases, vocabulary
 
 FAMILY = by_name("qwen3_omni")
@@ -50,7 +50,7 @@ def test_prompt_of_one_picture_as_the_peer_sent_it() -> None:
 
 
 def test_settings_without_preprocessor_config_are_the_checkpoint_s() -> None:
-    stated, found = FAMILY.settings(served().config), FAMILY.settings(BundleConfig({}))
+    stated, found = FAMILY.settings(served().config), FAMILY.settings(BundleConfig({"video_token_id": 1}))
     assert stated == found
     assert (found.patch, found.min_pixels, found.max_pixels) == (16, 3136, 12_845_056)  # type: ignore[attr-defined]
 
@@ -79,12 +79,10 @@ def test_token_ids_of_the_vocabulary() -> None:
 
 def test_what_it_takes() -> None:
     assert served().family is FAMILY
-    assert served().anchors.keys() == {PICTURE, Modality.AUDIO}
-    assert served().guarded() == {Modality.VIDEO: 151656}
-    assert FAMILY.limits == {PICTURE: 10, Modality.AUDIO: 10}
+    assert served().anchors.keys() == {PICTURE, Modality.VIDEO, Modality.AUDIO}
+    assert served().guarded() == {}
+    assert FAMILY.limits == {PICTURE: 10, Modality.VIDEO: 1, Modality.AUDIO: 10}
     assert FAMILY.worker_side == frozenset()
-    with pytest.raises(MediaError, match="qwen3_omni takes no video here"):
-        FAMILY.measure(served().settings, Modality.VIDEO, Source(1, 1))
     with pytest.raises(MediaError, match="side ratio of 201.0"):
         served().measure(603, 3)
 
