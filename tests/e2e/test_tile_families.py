@@ -100,8 +100,8 @@ def check_media(gateway: Running, name: str, files: Sequence[bytes]) -> dict[str
 
 
 def test_models_tell_family_and_limits(gateway: Running) -> None:
-    assert cards(gateway) == {
-        name: {"family": served(name).family.name, "limits": {"image": limit}} for name, limit in LIMITS.items()
+    assert {name: (card["family"], card["limits"]["image"]) for name, card in cards(gateway).items()} == {
+        name: (served(name).family.name, limit) for name, limit in LIMITS.items()
     }
 
 
