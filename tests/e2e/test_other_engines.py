@@ -2,10 +2,12 @@
 field and the digest of every tensor and file compared; then fleets of several engines, refusals and clean-up.
 """
 
+import base64
 import concurrent.futures
 import contextlib
 import copy
 import json
+import lzma
 import subprocess
 import sys
 import time
@@ -16,20 +18,23 @@ from typing import Any
 import pytest
 
 from tests.e2e.golden import differences, filled, keep_only, media_targets
-from tests.e2e.origin import MediaHost, media_host
-from tests.e2e.running import CHAT, Answer, Running, image_part, picture, running, until
+from tests.e2e.origin import DATA, MediaHost, media_host
+from tests.e2e.running import CHAT, Answer, Running, data_url, image_part, picture, running, until
 from tests.e2e.test_golden import AS_WRITTEN
 from tests.engines.other_records import RECORDS
 from tests.pipeline.bundles import unpack_bundle
 from tools.launch import ROOT
 
 SAID = "Hello world!"
-MODELS = ("sglang", "trtllm", "tokenspeed", "tokenspeed_f32", "tokenspeed_shm", "mlx")
+MODELS = ("sglang", "trtllm", "tokenspeed", "tokenspeed_f32", "tokenspeed_shm", "tokenspeed_omni", "mlx")
 SENT: dict[str, dict[str, Any]] = {  # SMG drops it
     "sglang": {"sampling_params": {"min_new_tokens": 1}},
     "tokenspeed": {"sampling_params": {"min_new_tokens": 1}},
+    "tokenspeed_omni": {"sampling_params": {"min_new_tokens": 1}},
     "trtllm": {"sampling_config": {"min_tokens": 1}, "stop_token_ids": [7]},
 }
+SAME = {"input_audio": "audio"}  # another way to say it
+OTHER_RATE = {"audio_44k_stereo"}  # 5 of 12,800 values round to the other neighbour
 WITH_JPEG = {"one_jpg", "two_images"}  # recorded without libturbojpeg, whose pixels ours are
 
 
@@ -89,8 +94,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workers(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Worker]:
     folder = tmp_path_factory.mktemp("workers")
     f32 = ("--label", "multimodal_encoder_dtype=float32")
+    omni = unpack_bundle("qwen3_omni", tmp_path_factory.mktemp("omni"))
+    bundles = {"tokenspeed_omni": omni}
     return {
-        name: Worker(folder, name.partition("_")[0], name, bundle, *(f32 if name == "tokenspeed_f32" else ()))
+        name: Worker(
+            folder, name.partition("_")[0], name, bundles.get(name, bundle), *(f32 if name == "tokenspeed_f32" else ())
+        )
         for name in MODELS
     }
 
@@ -115,8 +124,21 @@ def host() -> Iterator[MediaHost]:
 
 
 def played(gateway: Running, host: MediaHost, setup: str, case: str) -> Answer:
-    body = filled(RECORDS[f"1.13.0.{setup}.{case}"]["request"]["body"], host.base)
+    body = filled(with_sounds(RECORDS[f"1.13.0.{setup}.{case}"]["request"]["body"]), host.base)
     return gateway.call("POST", CHAT, {**body, "model": setup}, {"X-Request-Id": f"{setup}.{case}!"})
+
+
+def with_sounds(value: Any) -> Any:
+    """A recorded body with its sounds as base64."""
+    if isinstance(value, dict):
+        return {key: with_sounds(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_sounds(inner) for inner in value]
+    if not isinstance(value, str) or not value.endswith(".wav"):
+        return value
+    kind, _, name = value.partition(":")
+    file = lzma.decompress((DATA / "sounds" / f"{name}.xz").read_bytes())
+    return base64.b64encode(file).decode() if kind == "@b64" else data_url(file, "audio/wav")
 
 
 def sent(worker: Worker, setup: str, case: str) -> dict[str, Any]:
@@ -128,7 +150,7 @@ def sent(worker: Worker, setup: str, case: str) -> dict[str, Any]:
 def recorded(setup: str, case: str) -> dict[str, Any]:
     """1.13.0's message with what is decided otherwise; the prompt's text as 1.11.0 always sends it."""
     same = setup if setup != "tokenspeed_shm" else "tokenspeed"  # the same tensors, on another way
-    wanted: dict[str, Any] = copy.deepcopy(RECORDS[f"1.13.0.{same}.{case}"]["message"])
+    wanted: dict[str, Any] = copy.deepcopy(RECORDS[f"1.13.0.{same}.{SAME.get(case, case)}"]["message"])
     old = RECORDS.get(f"1.11.0.{same}.{case}", {}).get("message")
     if old:
         wanted["tokenized"]["original_text"] = old["tokenized"]["original_text"]
@@ -139,8 +161,8 @@ def recorded(setup: str, case: str) -> dict[str, Any]:
 
 
 def loosened(message: dict[str, Any], case: str) -> dict[str, Any]:
-    """Without what a comparison cannot hold: ids and offsets where parts stand as written, a JPEG's pixels, a clip's
-    hash (1.13.0 has a recipe of its own).
+    """Without what a comparison cannot hold: ids and offsets where parts stand as written, a JPEG's pixels, a
+    resampled sound's features, a clip's hash (1.13.0 has a recipe of its own).
     """
     message.pop("request_id", None)
     tokenized, media = message["tokenized"], message.get("mm_inputs", {})
@@ -153,7 +175,7 @@ def loosened(message: dict[str, Any], case: str) -> dict[str, Any]:
     for item in media.get("items", ()):
         if item["modality"] == 3:
             item.pop("content_hash")
-    if case in WITH_JPEG and media:
+    if case in WITH_JPEG | OTHER_RATE and media:
         pixels = media["items"][-1]["encoder_input"]["inline"] if "items" in media else media["pixel_values"]["data"]
         pixels.pop("sha256")
     return message
@@ -162,7 +184,7 @@ def loosened(message: dict[str, Any], case: str) -> dict[str, Any]:
 CASES = [
     (record["setup"], record["case"])
     for name, record in RECORDS.items()
-    if record["version"] == "1.13.0" and record["setup"] in MODELS and "message" in record
+    if record["version"] == "1.13.0" and record["setup"] in MODELS and ("message" in record or record["case"] in SAME)
 ]
 
 
@@ -195,7 +217,7 @@ def test_media_an_engine_does_not_take_are_refused(gateway: Running, host: Media
 
 
 def test_the_cases_are_whole() -> None:
-    assert len(CASES) == 7 + 7 + 9 + 2 + 2 + 2 and len(REFUSED) == 2 + 2 + 7
+    assert len(CASES) == 7 + 7 + 9 + 2 + 2 + 13 + 2 and len(REFUSED) == 2 + 2 + 7
 
 
 # ---------------------------------------------------------------- what an engine cannot be told
