@@ -12,4 +12,5 @@ class CallParser(Script[CallEvent]):
     markers: ClassVar[tuple[str, ...]] = ()
 
     def _pass(self, text: str) -> None:
+        self._mark()  # what was told as text need not be remembered
         self._say(Text(text))

@@ -112,9 +112,14 @@ class Script(ABC, Generic[EventT]):
         text ended without any (so with no markers it hands on everything).
         """
         while True:
-            found = [(at, one) for one in markers if (at := self._buffer.find(one, self._at)) >= 0]
-            hold = 0 if self._over else max((self._beginning_of(one) for one in markers), default=0)
-            first, one = min(found, default=(len(self._buffer) - hold, ""))
+            first, one = len(self._buffer), ""
+            for marker in markers:
+                at = self._buffer.find(marker, self._at)
+                if at >= 0 and (at, marker) < (first, one or marker):
+                    first, one = at, marker
+            if not one and not self._over:
+                for marker in markers:
+                    first = min(first, len(self._buffer) - self._beginning_of(marker))
             if first > self._at:
                 sink(self._take(first - self._at))
             if one or self._over:
@@ -131,9 +136,11 @@ class Script(ABC, Generic[EventT]):
             yield
 
     def _beginning_of(self, marker: str) -> int:
-        """Length of the longest end of the buffer that `marker` begins with."""
-        room = len(self._buffer) - self._at
-        for length in range(min(len(marker) - 1, room), 0, -1):
-            if self._buffer.endswith(marker[:length]):
-                return length
+        """Length of the longest end of the buffer that `marker` begins with (not the whole marker)."""
+        buffer, size = self._buffer, len(self._buffer)
+        start = buffer.find(marker[0], max(self._at, size - len(marker) + 1))
+        while start >= 0:
+            if marker.startswith(buffer[start:]):
+                return size - start
+            start = buffer.find(marker[0], start + 1)
         return 0

@@ -112,9 +112,11 @@ class ThinkingSplitter(Script[ThinkingEvent]):
             self._think(blanks)
 
     def _think(self, text: str) -> None:
+        self._mark()
         self._say(Thought(text))
 
     def _answer(self, text: str) -> None:
+        self._mark()
         self._say(Answered(text))
 
 

@@ -172,9 +172,20 @@ def test_other_tags(tags: Tags, text: str, inside: bool, thought: str, answer: s
     assert prompt_end("x<|open|>response<|sep|>", tags=KIMI_K3) is False
 
 
+# ---- which format
+
+
 @pytest.mark.parametrize(
     ("model", "calls", "thinking"),
     [
+        ("Qwen/Qwen3-VL-8B-Instruct", "qwen", "qwen3"),
+        ("Qwen3-VL-30B-A3B-Thinking", "qwen", "qwen3_thinking"),
+        ("qwen3.5-397b", "qwen_xml", "qwen3"),
+        ("qwen3_5", "qwen_xml", "qwen3"),
+        ("Qwen/Qwen3-Coder-30B", "qwen_xml", "qwen3"),
+        ("Qwen2.5-VL-7B", "qwen", "qwen3"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek", "deepseek_r1"),
+        ("llava-1.5", "passthrough", "passthrough"),
         ("zai-org/GLM-4.5-Air", "glm45_moe", "glm45"),
         ("zai-org/GLM-4.7", "glm47_moe", "glm45"),
         ("glm5_next", "glm47_moe", "glm45"),
@@ -192,5 +203,11 @@ def test_other_tags(tags: Tags, text: str, inside: bool, thought: str, answer: s
         ("meta-llama/Llama-3.2-11B-Vision", "llama", "passthrough"),
     ],
 )
-def test_names_of_the_other_formats(model: str, calls: str, thinking: str) -> None:
+def test_a_model_s_name_tells_its_formats(model: str, calls: str, thinking: str) -> None:
     assert (parsers.call_format([model]), parsers.thinking_format([model])) == (calls, thinking)
+    assert parsers.call_format([None, "", "json", model]) == "json"
+    assert parsers.thinking_format(["passthrough", model]) == "passthrough"
+
+
+def test_what_finds_nothing() -> None:
+    assert parsers.call_parser("passthrough", FUNCTIONS) is None

@@ -377,30 +377,8 @@ def test_reasoning_tokens_are_those_between_the_tags(ids: list[int], inside: boo
     assert blind.tokens == 0
 
 
-# ---- which format
-
-
-@pytest.mark.parametrize(
-    ("model", "calls", "thinking"),
-    [
-        ("Qwen/Qwen3-VL-8B-Instruct", "qwen", "qwen3"),
-        ("Qwen3-VL-30B-A3B-Thinking", "qwen", "qwen3_thinking"),
-        ("qwen3.5-397b", "qwen_xml", "qwen3"),
-        ("qwen3_5", "qwen_xml", "qwen3"),
-        ("Qwen/Qwen3-Coder-30B", "qwen_xml", "qwen3"),
-        ("Qwen2.5-VL-7B", "qwen", "qwen3"),
-        ("deepseek-ai/DeepSeek-R1", "deepseek", "deepseek_r1"),
-        ("llava-1.5", "passthrough", "passthrough"),
-    ],
-)
-def test_a_model_s_name_tells_its_formats(model: str, calls: str, thinking: str) -> None:
-    assert parsers.call_format([None, "", model]) == calls
-    assert parsers.thinking_format([model]) == thinking
-    assert (
-        parsers.call_format(["json", model]) == "json"
-        and parsers.thinking_format(["passthrough", model]) == "passthrough"
-    )
-
-
-def test_what_finds_nothing() -> None:
-    assert parsers.call_parser("passthrough", FUNCTIONS) is None
+def test_text_that_was_told_is_not_remembered() -> None:
+    for script in (HermesCalls(), ThinkingSplitter(inside=True), ThinkingSplitter(inside=False)):
+        for _ in range(100):
+            script.feed("word ")
+        assert script._raw == [] and len(script._buffer) <= 5
