@@ -94,6 +94,22 @@ def test_sizes_are_the_reference_s(name: str) -> None:
             assert list(measure(source).resized) == plan[name], plan
 
 
+CASES = json.loads((REFERENCE.parent / "clips" / "cases.json").read_text())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "reference" in case], ids=lambda case: str(case["case"]))
+def test_field_cases_of_qwen3_vl(case: Any) -> None:
+    """Frames, times, grid and tokens of clips that users had trouble with, as the reference has them."""
+    one, wanted = served("qwen3_vl"), case["reference"]
+    width, height = case["size"]
+    source = Source(height, width, case["total_frames"], rate=case["fps"])
+    measured = one.family.measure(one.settings, VIDEO, source)
+    assert list(one.family.sample(one.settings, source)) == wanted["indices"]
+    assert [f"{time:.1f}" for time in measured.seconds] == wanted["timestamps"]
+    assert list(measured.side["video_grid_thw"].values) == wanted["grid_thw"]
+    assert measured.feature_tokens == wanted["tokens"]
+
+
 def test_even_placement_of_the_page() -> None:
     assert sampling.spread_down(40, 8) == (0, 5, 11, 16, 22, 27, 33, 39)
     assert sampling.spread_down(3, 4) == (0, 0, 1, 2)
