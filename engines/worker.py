@@ -139,10 +139,10 @@ class Worker:
         return self.client.form(self.labels, default_dtype, dtypes)
 
     def accepts(self, modality: Modality) -> bool:
-        """Whether the engine takes such media at all; one without an encoder (`supports_vision=false`) takes none."""
-        if self.client is None or self.labels.get("supports_vision") == "false":
+        """Whether the engine takes such media at all; one without eyes (`supports_vision=false`) may still hear."""
+        if modality is not Modality.AUDIO and self.labels.get("supports_vision") == "false":
             return False
-        return modality in self.client.modalities
+        return self.client is not None and modality in self.client.modalities
 
     @property
     def item_limits(self) -> dict[Modality, int]:

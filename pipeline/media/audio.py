@@ -42,6 +42,7 @@ _WAV = (b"RIFF", b"RF64")
 _WAV_OPTIONS = {"probesize": "100000", "max_size": "65536"}
 _CODEC_KINDS = ("pcm_", "adpcm_")
 _RATES = (1000, 384_000)  # Hz
+_FEW_CHANNELS = 16
 _LOUDEST = 1e9  # of float samples, where 1 is full scale: beyond it spectra would leave float32
 _FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0, "s64": 9223372036854775808.0}
 
@@ -175,10 +176,14 @@ def _stated_samples(stream: AudioStream) -> int:
 def _mono(frame: AudioFrame) -> NDArray[np.float32]:
     """The mean of the channels, float32 [samples]."""
     values, channels = frame.to_ndarray(), frame.layout.nb_channels
-    first, *others = values if frame.format.is_planar else values.reshape(-1, channels).T
-    mixed: NDArray[np.float32] = first.astype(np.float32)
-    for other in others:
-        mixed += other
+    rows = values if frame.format.is_planar else values.reshape(-1, channels).T
+    mixed: NDArray[np.float32]
+    if channels > _FEW_CHANNELS:
+        mixed = np.add.reduce(rows, axis=0, dtype=np.float32)
+    else:  # row by row is ten times as fast for samples that lie channel by channel
+        mixed = rows[0].astype(np.float32)
+        for row in rows[1:]:
+            mixed += row
     kind = frame.format.name.removesuffix("p")
     if kind == "u8":
         mixed -= np.float32(128 * channels)

@@ -14,7 +14,14 @@ from tests.pipeline.bundles import unpack_bundle
 def introduction(name: str, folder: Path) -> dict[str, Any]:
     """What a worker with this bundle says of itself."""
     path = str(unpack_bundle(name, folder))
-    return {"model_path": path, "tokenizer_path": path, "served_model_name": name, "model_type": name}
+    sees = name != "qwen3_asr"
+    return {
+        "model_path": path,
+        "tokenizer_path": path,
+        "served_model_name": name,
+        "model_type": name,
+        "supports_vision": sees,
+    }
 
 
 class Hearing:

@@ -81,6 +81,14 @@ def test_telephone_companding(code: int) -> None:
     assert heard(wav(loud * 800, code=code, bits=8, rate=8000)).samples.min() > 0.98
 
 
+@pytest.mark.parametrize("channels", [3, 16, 17, 512])
+def test_many_channels(channels: int) -> None:
+    """The header of a file may claim any number of them."""
+    one = np.full(channels, 0.25, np.float32)
+    found = heard(wav(pcm16(np.tile(one, 20)), channels=channels, rate=8000)).samples
+    assert len(found) == 20 and found == pytest.approx(0.25)
+
+
 def test_channels_are_averaged() -> None:
     six = np.stack([np.full(800, level, np.float32) for level in (0.5, 0.25, 0.125, -0.5, 0.0, 0.375)], axis=1)
     assert heard(wav(pcm16(six), channels=6)).samples == pytest.approx(0.125)
