@@ -94,7 +94,9 @@ class Engine(Protocol):
     async def abort(self, attempt_id: str, timeout_s: float) -> None: ...
 
     def check(self, request: EngineRequest) -> None:
-        """Raises ParameterRefused for what its message cannot say and the answer would miss."""
+        """Raises ParameterRefused for what its message cannot say and the answer would miss, MessageTooLarge for media
+        that it would not read in any case.
+        """
         ...
 
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
@@ -170,6 +172,9 @@ class GrpcEngine(ABC):
         for parameter in self.unsendable:
             if getattr(request.sampling, parameter) != getattr(_NOTHING_SAID, parameter):
                 raise ParameterRefused(self.name, _ASKED_BY.get(parameter, parameter))
+        limit = self.max_message_bytes
+        if limit is not None and not self.takes_segments and request.media_bytes > limit:
+            raise MessageTooLarge(self.name, request.media_bytes, limit)
 
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return []

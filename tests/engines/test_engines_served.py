@@ -170,3 +170,17 @@ async def test_tensors_with_files_serve_who_wants_less(tmp_path):
         for _ in range(4):
             await bench.events(pictures(Form(encoded=True)))
         assert (len(trtllm.received), len(vllm.received)) == (2, 2)
+
+
+async def test_media_too_large_for_one_engine_go_to_another(tmp_path):
+    async with fleet(tmp_path, "sglang", "vllm") as (bench, sglang, vllm):
+        (worker,) = [one for one in bench.registry.workers if one.runtime == "sglang"]
+        worker.client.learn({"max_message_bytes": "5000"})
+        for _ in range(4):
+            await bench.events(pictures(Form(encoded=True)))
+        assert (len(sglang.received), len(vllm.received)) == (0, 4)
+        bench.registry.remove(next(one.id for one in bench.registry.workers if one.runtime == "vllm"))
+        with pytest.raises(EngineError) as refused:
+            await bench.events(pictures(Form(encoded=True)))
+        failure = engine_failure(refused.value)
+        assert (failure.status, failure.code) == (413, "multimodal_payload_too_large")
