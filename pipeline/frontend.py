@@ -39,11 +39,13 @@ from pipeline.poolwork import PoolWork
 from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
+from pipeline.protocols.completions_route import CompletionsApi
 from pipeline.protocols.generation import GenerationRoute, Stations
 from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
 from pipeline.protocols.refusals import anthropic_error
 from pipeline.protocols.responses_route import KeptResponses, ResponsesApi
 from pipeline.protocols.responses_store import ResponseStore
+from pipeline.protocols.tokens import TokenRoutes
 from pipeline.serve import Doorkeeper, Route, application
 from pipeline.versions import VERSION
 from pool.link import FrontendLink
@@ -388,8 +390,12 @@ def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> li
     return [
         *_messages_routes(stations, counter),
         *_responses_routes(stations),
+        *_text_routes(stations),
         Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
         Route("GET", "/v1/models", admin.models, guarded=False),
+        Route("GET", "/v1/models/{id}", admin.model, guarded=False, pattern="/v1/models/{id:.+}"),
+        Route("GET", "/get_model_info", admin.model_info),
+        Route("GET", "/get_server_info", admin.server_info),
         Route("GET", "/health", admin.health, guarded=False),
         Route("GET", "/liveness", admin.liveness, guarded=False),
         Route("GET", "/readiness", admin.readiness, guarded=False),
@@ -418,6 +424,15 @@ def _responses_routes(stations: Stations) -> list[Route]:
         Route("DELETE", "/v1/responses/{id}", kept.delete),
         Route("GET", "/v1/responses/{id}/input_items", kept.input_items),
         Route("POST", "/v1/responses/{id}/cancel", kept.cancel),
+    ]
+
+
+def _text_routes(stations: Stations) -> list[Route]:
+    completions, tokens = GenerationRoute(stations, CompletionsApi()), TokenRoutes(stations)
+    return [
+        Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True),
+        Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True),
+        Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True),
     ]
 
 

@@ -45,7 +45,7 @@ class MediaPlan(msgspec.Struct, frozen=True):
 
     `messages`: for the chat template, with a part of type "image" (video, audio) where a media item stands.  `parts`:
     the items in the same order.  `template_variables`: merged last into the template's variables.  `continuation`: the
-    beginning of the answer, behind the rendered prompt.
+    beginning of the answer, behind the rendered prompt.  `text`: the prompt itself, instead of messages.
     """
 
     model: str
@@ -55,6 +55,7 @@ class MediaPlan(msgspec.Struct, frozen=True):
     stream: bool
     template_variables: Mapping[str, Any] = {}
     continuation: str = ""
+    text: str | None = None
 
 
 class ServedModel(msgspec.Struct, frozen=True):

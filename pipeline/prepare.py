@@ -70,8 +70,9 @@ class Preparation:
         check_items(model, plan.parts, engine_limits(candidates))
         _check_vision(plan, candidates)
 
-        text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables) + plan.continuation
-        plan = msgspec.structs.replace(plan, messages=(), template_variables={})  # many times their JSON in memory
+        text = _text(model, plan)
+        # many times their JSON in memory
+        plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None)
         ids = await self._tokenise(model, plan, text)
         if not plan.parts:
             return Prepared(self._request(model, plan, text, ids, (), ticket))
@@ -189,6 +190,12 @@ def _stop_ids(model: ServedModel, stops: Sequence[str]) -> tuple[int, ...]:
     tokenizer = model.bundle.tokenizer
     found = [tokenizer.encode_now(stop) for stop in stops if len(stop) <= TOKEN_CHARACTERS]
     return tuple(ids[0] for ids in found if len(ids) == 1)
+
+
+def _text(model: ServedModel, plan: MediaPlan) -> str:
+    if plan.text is not None:
+        return plan.text
+    return model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables) + plan.continuation
 
 
 def _without_urls(parts: Sequence[MediaPart]) -> tuple[MediaPart, ...]:

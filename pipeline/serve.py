@@ -31,8 +31,9 @@ _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
 
 
 class Route:
-    """One route: `path` is the template seen in metrics; `prefix` starts the ids it makes; `guarded` asks for the
-    API key, which may come in the header `key_header` as well; `error_body` is the shape of its refusals.
+    """One route: `path` is the template seen in metrics, `pattern` what the router matches, where that is more;
+    `prefix` starts the ids it makes; `guarded` asks for the API key, which may come in the header `key_header` as well;
+    `error_body` is the shape of its refusals.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Route:
         admitted: bool = False,
         key_header: str | None = None,
         error_body: ErrorBody = openai_error,
+        pattern: str | None = None,
     ):
         self.method = method
         self.path = path
@@ -55,6 +57,7 @@ class Route:
         self.admitted = admitted
         self.key_header = key_header
         self.error_body = error_body
+        self.pattern = pattern or path
 
 
 class Doorkeeper:
@@ -255,7 +258,7 @@ def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> 
     if cors:
         app.on_response_prepare.append(cors.prepare_response)
     for route in routes:
-        app.router.add_route(route.method, route.path, doorkeeper.wrap(route))
+        app.router.add_route(route.method, route.pattern, doorkeeper.wrap(route))
         if route.method == "GET":  # balancers probe with HEAD
-            app.router.add_route("HEAD", route.path, doorkeeper.wrap(route))
+            app.router.add_route("HEAD", route.pattern, doorkeeper.wrap(route))
     return app

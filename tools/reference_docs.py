@@ -51,6 +51,8 @@ MEANINGS: Mapping[str, str] = {
     "previous_response_not_found": "Responses: the response to continue, or one before it, is not kept (any more).",
     "response_already_completed": "Responses: one that is complete cannot be cancelled.",
     "not_found": "Responses: none of that id is kept.",
+    "tokenizer_not_found": "Tokenizing: no worker serves the model.",
+    "no_workers": "No worker is registered.",
     "thinking_budget_exceeds_max_tokens": "Messages: `thinking.budget_tokens` is not below `max_tokens`.",
     "tool_choice_function_not_found": "`tool_choice` names a function that is not among `tools`.",
     "unsupported_parameter": "A field this version cannot honour; it is refused rather than ignored.",

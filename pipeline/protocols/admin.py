@@ -17,6 +17,7 @@ from pipeline.plan import ServedModel
 from pipeline.protocols.http import read_body
 from pipeline.protocols.parts import as_json
 from pipeline.ticket import Ticket
+from pipeline.versions import VERSION
 
 BODY_LIMIT = 1 << 20
 
@@ -69,6 +70,31 @@ class AdminRoutes:
         if not known:
             raise GatewayError("no_models_available", "No models available", retry_after_s=1)
         return reply({"object": "list", "data": [self._model_card(name) for name in known]})
+
+    async def model(self, request: web.Request, ticket: Ticket) -> web.Response:
+        name = request.match_info["id"]
+        if name not in self._registry.models():
+            raise GatewayError("model_not_found", f"The model '{name[:200]}' does not exist", param="model")
+        return reply(self._model_card(name))
+
+    async def model_info(self, request: web.Request, ticket: Ticket) -> web.Response:
+        """What the engine workers say of the model `?model=`, or of the first one."""
+        known = self._registry.models()
+        if not known:
+            raise GatewayError("no_workers", "No workers available", retry_after_s=1)
+        name = request.query.get("model", known[0])
+        workers = self._registry.workers_of(name, healthy_only=False)
+        if not workers:
+            raise GatewayError("model_not_found", f"No worker available for model '{name[:200]}'")
+        return reply({**workers[0].labels, **self._model_card(name)})
+
+    async def server_info(self, request: web.Request, ticket: Ticket) -> web.Response:
+        workers = self._registry.workers
+        if not workers:
+            raise GatewayError("no_workers", "No workers available", retry_after_s=1)
+        healthy = sum(worker.is_healthy for worker in workers)
+        told = {"version": VERSION, "models": self._registry.models(), "runtimes": sorted({w.runtime for w in workers})}
+        return reply({**told, "healthy_workers": healthy, "total_workers": len(workers)})
 
     def _model_card(self, name: str) -> dict[str, Any]:
         card: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "local"}

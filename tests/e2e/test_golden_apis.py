@@ -22,7 +22,7 @@ Case = dict[str, Any]
 
 CASES: list[Case] = json.loads((DATA / "golden" / "apis.json").read_text())
 BY_NAME = {case["case"]: case for case in CASES}
-SERVED = ("/v1/messages", "/v1/responses")
+SERVED = ("/v1/messages", "/v1/responses", "/v1/completions")
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 # answers decided otherwise: what SMG drops, or reads as text
 REFUSED = {

@@ -1,0 +1,20 @@
+"""Text completions as one of the APIs that generate."""
+
+import msgspec
+
+from pipeline.protocols import completions
+from pipeline.protocols.completions_reply import CompletionAnswer
+from pipeline.protocols.generation import Asked, ServingModel
+from pipeline.protocols.http import COMMENT_PING
+
+
+class CompletionsApi:
+    endpoint = "completions"
+    keepalive = COMMENT_PING
+
+    def read(self, body: bytearray, serving: ServingModel) -> Asked:
+        asked = completions.read(body)
+        model = serving(asked.model)
+        plan = completions.plan_of(asked, model.sampling_defaults)
+        settings = msgspec.structs.replace(asked, prompt="")  # the engine's request has it
+        return Asked(model, plan, lambda request: CompletionAnswer(model, settings, request))
