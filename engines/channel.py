@@ -40,12 +40,12 @@ MOST_REPLY_BYTES = 64 << 20
 _MESSAGE_CHARACTERS = 1000
 
 
-class ReplyTooLarge(Exception):
-    """The engine announced a reply of more than MOST_REPLY_BYTES."""
+class Unreadable(Exception):
+    """An answer that grpclib does not foresee: a reply of more than MOST_REPLY_BYTES, headers without a status."""
 
 
 # what grpclib raises for an answer it cannot take apart: cut short, compressed, no message of that type
-_BROKEN_ANSWER = (AssertionError, NotImplementedError, DecodeError, struct.error, ReplyTooLarge)
+_BROKEN_ANSWER = (AssertionError, NotImplementedError, DecodeError, struct.error, Unreadable)
 
 
 class Address(NamedTuple):
@@ -145,6 +145,8 @@ class Stream(Generic[Reply]):
             reply = await call.recv_message()
             if reply is None:
                 await call.recv_trailing_metadata()
+        except (LookupError, TypeError, ValueError) as error:
+            await self._fail(Unreadable(repr(error)))
         except BaseException as error:
             await self._fail(error)
         if reply is None:
@@ -199,7 +201,7 @@ class Stream(Generic[Reply]):
 async def _receive(buffer: Buffer, nbytes: int) -> bytes:
     """As `grpclib.protocol.Stream.recv_data`, which lets a peer announce four gigabytes and waits for them."""
     if nbytes > MOST_REPLY_BYTES:
-        raise ReplyTooLarge(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
+        raise Unreadable(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
     return await buffer.read(nbytes)
 
 

@@ -18,6 +18,7 @@ this.
 
 import asyncio
 import functools
+import logging
 import socket
 import ssl
 import weakref
@@ -39,6 +40,8 @@ from h2.events import ConnectionTerminated, Event, RemoteSettingsChanged, Stream
 from hyperframe.frame import Frame, GoAwayFrame
 
 from engines.scatter import AnsweredEarly, Drain, Feeder
+
+log = logging.getLogger(__name__)
 
 STREAM_WINDOW_BYTES = 16 << 20  # inbound, per stream
 CONNECTION_WINDOW_BYTES = 32 << 20  # inbound, all streams
@@ -231,7 +234,12 @@ class EngineProtocol(H2Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except Exception as error:  # grpclib foresees what breaks the protocol's rules, and no more
+            log.warning("an engine's frames cannot be read: %r", error)
+            self.processor.close("The worker's frames cannot be read")
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -303,6 +311,7 @@ class EngineChannel(Channel):
             http2_stream_window_size=STREAM_WINDOW_BYTES, http2_connection_window_size=CONNECTION_WINDOW_BYTES
         )
         super().__init__(host, port, ssl=tls, codec=BytesCodec(), config=config)
+        self._h2_config.header_encoding = "latin-1"  # an engine's words that are not ASCII must not end the connection
         self._connect_timeout_s = connect_timeout_s
         self._attempt: asyncio.Task[None] | None = None
         self._protocols: weakref.WeakSet[EngineProtocol] = weakref.WeakSet()  # those that retire, too
