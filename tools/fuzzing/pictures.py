@@ -130,3 +130,18 @@ class Pictures:
         job = Encode(0, 1, Modality.IMAGE, source, len(data), hints, measured, Form(), (sink,))
         self._workshop.run(job, self._desk)
         return f"decoded {facts.format}"
+
+
+class ScarcePictures(Pictures):
+    """The same in a process that has hardly any memory: what decoders do when there is none."""
+
+    name = "scarce-pictures"
+
+    def __init__(self) -> None:
+        super().__init__(memory_bytes=1 << 20)
+
+    def make(self, chance: random.Random) -> tuple[str, bytes]:
+        try:
+            return super().make(chance)
+        except MemoryError:  # ours, not the decoder's
+            return "foreign", FOREIGN[0]

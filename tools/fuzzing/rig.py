@@ -20,7 +20,7 @@ from typing import Protocol
 
 HANG_S = 10.0
 WARM_CASES = 1000  # caches are filled by then
-GROWTH_BYTES = 64 << 20
+GROWTH_BYTES = 256 << 20  # a pool process keeps up to 192 MiB
 _BOARD = struct.Struct("<qdq")  # number of the case, when it began, how many are done
 
 
@@ -48,6 +48,12 @@ class Finding:
     kind: str
     text: str
 
+    @property
+    def trait(self) -> tuple[str, str]:
+        """What findings of one cause have in common: the last line of a traceback, or of a sentence its first words."""
+        lines = self.text.strip().splitlines() or [""]
+        return self.kind, lines[-1][:60]
+
     def told(self) -> str:
         repeat = f"tools/fuzz.py --subject {self.subject} --seed {self.number} --cases 1"
         return f"{self.kind} in {self.subject}: {self.text}\n  again: {repeat}"
@@ -55,11 +61,15 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What a hunt did: cases run, how they ended by word, findings."""
+    """What a hunt did: cases run, how they ended by word, findings, of those that are alike the first."""
 
     cases: int
     endings: dict[str, int]
     findings: list[Finding]
+
+    def note(self, finding: Finding) -> None:
+        if all(known.trait != finding.trait for known in self.findings):
+            self.findings.append(finding)
 
 
 def hunt(subject: Subject, *, seed: int, seconds: float, cases: int = 0, most: int = 20) -> Tally:
@@ -68,9 +78,11 @@ def hunt(subject: Subject, *, seed: int, seconds: float, cases: int = 0, most: i
     deadline = time.monotonic() + seconds
     number, left = seed, cases
     while (left > 0 if cases else time.monotonic() < deadline) and len(tally.findings) < most:
-        child = _Child(subject, number, left, 0.0 if cases else deadline)
-        number = child.watch(tally)
+        done = tally.cases
+        number = _Child(subject, number, left, 0.0 if cases else deadline).watch(tally)
         left = seed + cases - number
+        if tally.cases == done and not tally.findings:
+            raise RuntimeError(f"{subject.name} cannot be prepared")
     return tally
 
 
@@ -84,12 +96,16 @@ class _Child:
         if self._pid:
             os.close(writing)
             return
-        status = 1
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             os.close(self._reading)
             with os.fdopen(writing, "w") as out:
-                status = _work(subject, number, cases, deadline, self._board, out)
-        os._exit(status)
+                _work(subject, number, cases, deadline, self._board, out)
+        except KeyboardInterrupt:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
 
     def watch(self, tally: Tally) -> int:
         """Until the child has ended; the number to go on with."""
@@ -111,10 +127,10 @@ class _Child:
         tally.cases += done
         self._read(text.decode(errors="replace"), tally)
         if is_hung:
-            tally.findings.append(Finding(self._subject.name, number, "hang", f"no answer in {HANG_S:g} s"))
+            tally.note(Finding(self._subject.name, number, "hang", f"no answer in {HANG_S:g} s"))
         elif os.WIFSIGNALED(status):
             how = signal.Signals(os.WTERMSIG(status)).name
-            tally.findings.append(Finding(self._subject.name, number, "death", f"the process ended by {how}"))
+            tally.note(Finding(self._subject.name, number, "death", f"the process ended by {how}"))
         return number + 1
 
     @staticmethod
@@ -125,17 +141,23 @@ class _Child:
                 for word, count in said.pop("endings", {}).items():
                     tally.endings[word] = tally.endings.get(word, 0) + count
                 if "kind" in said:
-                    tally.findings.append(Finding(**said))
+                    tally.note(Finding(**said))
 
 
-def _work(subject: Subject, number: int, cases: int, deadline: float, board: mmap.mmap, out: object) -> int:
+def _work(subject: Subject, number: int, cases: int, deadline: float, board: mmap.mmap, out: object) -> None:
     """In the child: cases until time is up, one line of JSON for every finding, one with the endings."""
     subject.prepare()
     endings: dict[str, int] = {}
     done, warm = 0, 0
 
+    told: dict[tuple[str, str], int] = {}
+
     def tell(kind: str, text: str) -> None:
-        print(json.dumps(asdict(Finding(subject.name, number, kind, text))), file=out, flush=True)  # type: ignore[call-overload]
+        finding = Finding(subject.name, number, kind, text)
+        told[finding.trait] = told.get(finding.trait, 0) + 1
+        if told[finding.trait] > 1:
+            return
+        print(json.dumps(asdict(finding)), file=out, flush=True)  # type: ignore[call-overload]
 
     while (done < cases) if cases else (time.monotonic() < deadline):
         board[: _BOARD.size] = _BOARD.pack(number, time.monotonic(), done)
@@ -157,7 +179,6 @@ def _work(subject: Subject, number: int, cases: int, deadline: float, board: mma
         number += 1
     board[: _BOARD.size] = _BOARD.pack(number - 1, time.monotonic(), done)
     print(json.dumps({"endings": endings}), file=out, flush=True)  # type: ignore[call-overload]
-    return 0
 
 
 def resident_bytes(pid: int | str = "self") -> int:
