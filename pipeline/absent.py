@@ -25,8 +25,7 @@ LATER_FLAGS: Mapping[str, str] = {
     "encode/prefill/decode disaggregation": "--epd-disaggregation --encode --encode-policy",
     "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
     "model aliases": "--model-alias",
-    "a response store": "--history-backend --history-memory-max-responses --history-memory-max-items "
-    "--history-memory-retention-secs --max-background-responses",
+    "conversations and background responses": "--history-memory-max-items --max-background-responses",
     "tracing": "--enable-trace --otlp-traces-endpoint",
     "cache-aware routing": "--cache-threshold --cache-match-threshold --prefix-token-count --prefix-hash-load-factor "
     "--prefix-hash-balance-abs-threshold --balance-abs-threshold --spill-abs-threshold --balance-rel-threshold "

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.sections import Admission, Log, Media, Metrics, Model, Pool, Server, Transport, Workers
+from pipeline.sections import Admission, Log, Media, Metrics, Model, Pool, Responses, Server, Transport, Workers
 from pipeline.setting import Declared, declarations
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Metrics",
     "Model",
     "Pool",
+    "Responses",
     "Server",
     "Transport",
     "Workers",
@@ -66,6 +67,7 @@ class Config(msgspec.Struct, frozen=True):
     model: Model = Model()
     workers: Workers = Workers()
     pool: Pool = Pool()
+    responses: Responses = Responses()
     metrics: Metrics = Metrics()
     log: Log = Log()
     sources: Mapping[str, Source] = {}

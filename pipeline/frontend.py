@@ -416,7 +416,9 @@ def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
 
 
 def _responses_routes(stations: Stations) -> list[Route]:
-    store = ResponseStore(most=10_000, most_bytes=256 << 20, retention_s=86400)
+    keeping = stations.config.responses
+    most = keeping.most if keeping.backend == "memory" else 0
+    store = ResponseStore(most=most, most_bytes=keeping.most_bytes, retention_s=keeping.retention_s)
     api, kept = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store)
     return [
         Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True),

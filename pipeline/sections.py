@@ -19,6 +19,7 @@ from pipeline.setting import (
     MODEL,
     OBSERVING,
     POOL,
+    RESPONSES,
     RETRIES,
     STOPPING,
     TRANSPORT,
@@ -571,6 +572,28 @@ class Pool(msgspec.Struct, frozen=True):
     job_timeout_s: Annotated[
         float, seconds(POOL, "--pool-job-timeout-secs", "Longest job; a process that overruns is replaced.", ge=1)
     ] = 60.0
+
+
+class Responses(msgspec.Struct, frozen=True):
+    backend: Annotated[
+        Literal["memory", "none"],
+        setting(
+            RESPONSES,
+            "--history-backend",
+            "Where answers of /v1/responses are kept for `previous_response_id` and GET; none keeps none.",
+            later=dict.fromkeys(("oracle", "postgres", "redis"), "a database for responses"),
+        ),
+    ] = "memory"
+    most: Annotated[
+        int, setting(RESPONSES, "--history-memory-max-responses", "Responses kept; the least recently used go.", ge=0)
+    ] = 10_000
+    most_bytes: Annotated[
+        int,
+        size(RESPONSES, "--history-memory-max-bytes", "Their bytes, pictures included; one has at most a quarter."),
+    ] = 256 << 20
+    retention_s: Annotated[
+        float, seconds(RESPONSES, "--history-memory-retention-secs", "Time after which a response is forgotten.", ge=1)
+    ] = 86400.0
 
 
 class Metrics(msgspec.Struct, frozen=True):

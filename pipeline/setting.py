@@ -19,9 +19,10 @@ POOL = "Preprocessing pool"
 TRANSPORT = "Tensor transport"
 WORKERS = "Engine workers"
 RETRIES = "Retries"
+RESPONSES = "Kept responses"
 STOPPING = "Stopping"
 OBSERVING = "Logs, metrics and timing"
-GROUPS = (LISTENING, ADMISSION, MODEL, MEDIA, POOL, TRANSPORT, WORKERS, RETRIES, STOPPING, OBSERVING)
+GROUPS = (LISTENING, ADMISSION, MODEL, MEDIA, POOL, TRANSPORT, WORKERS, RETRIES, RESPONSES, STOPPING, OBSERVING)
 
 
 class Setting(msgspec.Struct, frozen=True):

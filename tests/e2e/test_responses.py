@@ -212,3 +212,12 @@ def test_kept_responses_ask_for_the_key() -> None:
         ):
             assert gateway.call(method, route).error == (401, "invalid_api_key")
         assert gateway.call("GET", path, headers=key).json == made
+
+
+@pytest.mark.parametrize("flag", ["--history-backend=none", "--history-memory-max-bytes=200"])
+def test_an_answer_says_when_it_is_not_kept(flag: str) -> None:
+    with running("--pool-processes=1", flag) as gateway:
+        made = ask(gateway, "hi" * 50, store=True).json
+        assert made["store"] is False
+        assert gateway.call("GET", f"{RESPONSES}/{made['id']}").error == (404, "not_found")
+        assert ask(gateway, "hi", previous_response_id=made["id"]).error == (400, "previous_response_not_found")

@@ -82,6 +82,10 @@ FLAGS = [
     ("--retry-max-backoff-ms", "workers.retry_max_backoff_s", 30.0, "50", 0.05),
     ("--retry-backoff-multiplier", "workers.retry_backoff_multiplier", 1.5, "2", 2.0),
     ("--retry-jitter-factor", "workers.retry_jitter", 0.2, "1", 1.0),
+    ("--history-backend", "responses.backend", "memory", "none", "none"),
+    ("--history-memory-max-responses", "responses.most", 10_000, "0", 0),
+    ("--history-memory-max-bytes", "responses.most_bytes", 256 << 20, "1000", 1000),
+    ("--history-memory-retention-secs", "responses.retention_s", 86400.0, "60", 60.0),
     ("--pool-processes", "pool.processes", usable_cores(), "3", 3),
     ("--pool-ring-bytes", "pool.ring_bytes", memory_bytes() // 2 & ~4095, "1048576", 1048576),
     (
