@@ -7,7 +7,7 @@ decoded is left out, as players do (recordings cut out of a stream begin and end
 than decoded is refused.  Every failure is a MediaError; `check` is asked between packets and may raise.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -42,9 +42,18 @@ _WAV = (b"RIFF", b"RF64")
 _WAV_OPTIONS = {"probesize": "100000", "max_size": "65536"}
 _CODEC_KINDS = ("pcm_", "adpcm_")
 _RATES = (1000, 384_000)  # Hz
-_FEW_CHANNELS = 16
+# Channels that lie apart: beyond it the list of them has no end that PyAV would find, and it reads what is behind.
+_MAX_PLANES = 8
 _LOUDEST = 1e9  # of float samples, where 1 is full scale: beyond it spectra would leave float32
-_FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0, "s64": 9223372036854775808.0}
+# libavutil's sample formats: numpy's type, and what 1.0 is.
+_SAMPLES = {
+    "u8": ("u1", 128.0),
+    "s16": ("i2", 32768.0),
+    "s32": ("i4", 2147483648.0),
+    "s64": ("i8", 9223372036854775808.0),
+    "flt": ("f4", 1.0),
+    "dbl": ("f8", 1.0),
+}
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -139,6 +148,7 @@ def _frames(container: InputContainer, stream: AudioStream, check: Check) -> Ite
             lost += 1
             continue
         for frame in frames:
+            _check_channels(frame)
             if not rate and not _RATES[0] <= frame.sample_rate <= _RATES[1]:
                 raise MediaError(f"audio decode error: a rate of {frame.sample_rate} Hz is not between 1 and 384 kHz")
             rate, good = rate or frame.sample_rate, good + 1
@@ -151,12 +161,20 @@ def _frames(container: InputContainer, stream: AudioStream, check: Check) -> Ite
 
 def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Any]:
     """Every packet and the last, empty one, which has the decoder hand out what it still holds.  A file that breaks off
-    ends there.
+    ends there, and one whose tracks are other ones than PyAV was told of (IndexError).
     """
     try:
         yield from container.demux(stream)
-    except av.error.FFmpegError:
+    except (av.error.FFmpegError, IndexError):
         yield None
+
+
+def _check_channels(frame: AudioFrame) -> None:
+    channels, kind = frame.layout.nb_channels, frame.format.name
+    if channels < 1 or (frame.format.is_planar and channels > _MAX_PLANES):
+        raise MediaError(f"audio decode error: a sound with {channels} channels is not taken from such a file")
+    if kind.removesuffix("p") not in _SAMPLES:
+        raise MediaError(f"audio decode error: samples of type {kind} are not known")
 
 
 def _check_length(samples: int, max_bytes: int) -> None:
@@ -175,19 +193,24 @@ def _stated_samples(stream: AudioStream) -> int:
 
 def _mono(frame: AudioFrame) -> NDArray[np.float32]:
     """The mean of the channels, float32 [samples]."""
-    values, channels = frame.to_ndarray(), frame.layout.nb_channels
-    rows = values if frame.format.is_planar else values.reshape(-1, channels).T
+    dtype, full_scale = _SAMPLES[frame.format.name.removesuffix("p")]
+    channels, count = frame.layout.nb_channels, frame.samples
+    planes = frame.planes  # of one with eight channels the last is none: PyAV counts to the first null it finds
+    rows: Sequence[NDArray[Any]] | NDArray[Any]
+    if frame.format.is_planar:
+        rows = [np.frombuffer(memoryview(plane), dtype, count) for plane in planes[:channels]]
+    else:
+        rows = np.frombuffer(memoryview(planes[0]), dtype, count * channels).reshape(count, channels).T
     mixed: NDArray[np.float32]
-    if channels > _FEW_CHANNELS:
+    if channels > _MAX_PLANES:
         mixed = np.add.reduce(rows, axis=0, dtype=np.float32)
     else:  # row by row is ten times as fast for samples that lie channel by channel
         mixed = rows[0].astype(np.float32)
         for row in rows[1:]:
             mixed += row
-    kind = frame.format.name.removesuffix("p")
-    if kind == "u8":
+    if dtype == "u1":
         mixed -= np.float32(128 * channels)
-    mixed /= np.float32(channels * _FULL_SCALE.get(kind, 1.0))
+    mixed /= np.float32(channels * full_scale)
     return mixed
 
 

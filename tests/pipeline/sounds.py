@@ -60,9 +60,9 @@ def encoded(samples: np.ndarray, rate: int, *, container: str, codec: str, layou
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
         stream = output.add_stream(codec, rate=rate, layout=layout)
-        planar = np.tile(samples, (stream.codec_context.layout.nb_channels, 1)).astype(np.float32)
+        interleaved = np.repeat(samples.astype(np.float32), stream.codec_context.layout.nb_channels)
         resampler = av.AudioResampler(format=stream.codec_context.format, layout=layout, rate=rate)
-        frame = AudioFrame.from_ndarray(planar, format="fltp", layout=layout)
+        frame = AudioFrame.from_ndarray(interleaved[None], format="flt", layout=layout)
         frame.sample_rate = rate
         size = stream.codec_context.frame_size or 1024
         fifo = av.AudioFifo()

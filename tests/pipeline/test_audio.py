@@ -89,6 +89,11 @@ def test_many_channels(channels: int) -> None:
     assert len(found) == 20 and found == pytest.approx(0.25)
 
 
+def test_channels_that_pyav_cannot_count_are_refused() -> None:
+    said = refusal((DATA / "many_channels.aac").read_bytes())
+    assert said == "audio decode error: a sound with 44 channels is not taken from such a file"
+
+
 def test_channels_are_averaged() -> None:
     six = np.stack([np.full(800, level, np.float32) for level in (0.5, 0.25, 0.125, -0.5, 0.0, 0.375)], axis=1)
     assert heard(wav(pcm16(six), channels=6)).samples == pytest.approx(0.125)
@@ -116,6 +121,8 @@ CODED = [
     ("matroska", "pcm_f32le", 16_000, "mono", 0, 0),
     ("matroska", "ac3", 48_000, "stereo", 0.01, 1536),
     ("mpegts", "mp2", 48_000, "stereo", 0.01, 1152),
+    ("ipod", "aac", 48_000, "5.1", 0.06, 2048),  # the channel for low tones has none of this one
+    ("ipod", "aac", 48_000, "7.1(wide)", 0.06, 2048),
     ("amr", "libopencore_amrnb", 8000, "mono", 0.05, 160),
     ("wav", "g726", 8000, "mono", 0.01, 0),
     ("wav", "adpcm_ima_wav", 8000, "mono", 0.01, 1024),
