@@ -211,3 +211,5 @@ def canonical_url(url: str) -> str:
 def _check_spec(spec: WorkerSpec) -> None:
     if spec.worker_type != "regular":
         raise WorkerRefused(f"{spec.url}: {spec.worker_type} workers are not supported yet, only regular ones")
+    if spec.multimodal_tensor_transport == "rdma":
+        raise WorkerRefused(f"{spec.url}: multimodal_tensor_transport rdma is not supported yet (inline, shm, auto)")

@@ -84,6 +84,7 @@ class Worker:
         self.status = Status.PENDING
         self.is_stale = False
         self.labels: dict[str, str] = {}
+        self.item_limits: dict[Modality, int] = {}  # the engine's own bounds on items of one prompt, where it has any
         self.kv: dict[str, str] = {}
         self.model_id = spec.models[0].id if spec.models else ""
         self.client: Engine | None = None
@@ -125,6 +126,7 @@ class Worker:
         """Take over what the engine says about itself (all labels at once, see `engines.labels.merged`)."""
         self.kv = {name: told.pop(name) for name in labels.KV_FIELDS if name in told}
         self.labels = told
+        self.item_limits = labels.item_limits(told)
         self.model_id = labels.model_id(told, self.spec.models[0].id if self.spec.models else None)
 
     # ------------------------------------------------------------ what it takes
@@ -143,11 +145,6 @@ class Worker:
         if modality is not Modality.AUDIO and self.labels.get("supports_vision") == "false":
             return False
         return self.client is not None and modality in self.client.modalities
-
-    @property
-    def item_limits(self) -> dict[Modality, int]:
-        """The engine's own bounds on items of one prompt; a modality that is not in it has none."""
-        return labels.item_limits(self.labels)
 
     @property
     def context_length(self) -> int | None:

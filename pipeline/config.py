@@ -34,12 +34,14 @@ EXIT_CONFIG = 1
 EXIT_USAGE = 2
 EXIT_PORT_TAKEN = 3
 EXIT_POOL = 4
+EXIT_FRONTEND = 5
 EXIT_CODES: Mapping[int, str] = {
     EXIT_OK: "clean stop",
     EXIT_CONFIG: "a setting is wrong",
     EXIT_USAGE: "the command line cannot be read",
-    EXIT_PORT_TAKEN: "a port is taken",
+    EXIT_PORT_TAKEN: "an address or port cannot be listened on",
     EXIT_POOL: "the pool cannot start",
+    EXIT_FRONTEND: "the frontend died",
 }
 
 Source = Literal["flag", "env", "legacy env", "default"]

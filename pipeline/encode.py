@@ -71,9 +71,7 @@ class Encoder:
             sampling=_sampling(model, item),
             max_sound_bytes=self._max_sound_bytes,
         )
-        outcome = await self._work.run(job, item.positions[0], [lease])
-        ticket.add("fetch", outcome.run_s)
-        facts = outcome.result
+        facts = (await self._work.run(job, item.positions[0], [lease])).result
         assert isinstance(facts, Inspected)
         source = Source(facts.height, facts.width, facts.frames, item.hints, facts.rate)
         try:

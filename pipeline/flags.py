@@ -18,6 +18,7 @@ from pipeline.versions import versions
 
 _USAGE = "python gateway.py [--worker-urls URL ...] [flags]"
 _OTHER = "Instead of serving"
+_DEMO_SETTINGS = {"server.host", "server.port"}
 _SINGLE_ATTEMPT = "single_attempt"
 # Flags that are no settings of their own, with their help.
 SHORTHANDS: Mapping[str, str] = {"--disable-retries": "The same as --retry-max-retries 1."}
@@ -67,6 +68,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         raise ConfigError("\n".join(f"Configuration error: {sentence}" for sentence in sentences))
     if found["once"] and not found["demo"]:
         parser.error("argument --once: only with --demo")
+    if found["demo"] and (others := sorted(found.keys() & {one.key for one in DECLARED} - _DEMO_SETTINGS)):
+        parser.error(f"argument --demo: takes --host, --port and --once only, not the flag of {others[0]}")
     if found.get(_SINGLE_ATTEMPT):
         found["workers.retry_attempts"] = 1
     config = resolve({one.key: found[one.key] for one in DECLARED if one.key in found}, environ)

@@ -92,9 +92,12 @@ class Receiver:
 
         Raises `multimodal_processing_failed` with the item's index, `multimodal_payload_too_large`.
         """
-        groups = distinct(parts)
         with ticket.stage("fetch"):
-            payloads = await self._collect(groups, ticket)
+            return await self._take_in(parts, ticket)
+
+    async def _take_in(self, parts: Sequence[MediaPart], ticket: Ticket) -> Intake:
+        groups = distinct(parts)
+        payloads = await self._collect(groups, ticket)
         sizes = [max(1, payload.nbytes) for payload in payloads]
         try:
             lease = await self._inputs.reserve(sizes)

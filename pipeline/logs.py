@@ -56,6 +56,8 @@ class Reported(Protocol):
     request_id: str
     route: str
     model: str
+    worker: str
+    message: str
     items: int
     media_bytes: int
     prompt_tokens: int
@@ -76,7 +78,9 @@ def access_line(ticket: Reported, status: int, code: str) -> None:
         "route": ticket.route,
         "status": status,
         "code": code or None,
+        "message": ticket.message or None,
         "model": ticket.model or None,
+        "worker": ticket.worker or None,
         "items": ticket.items,
         "media_bytes": ticket.media_bytes,
         "prompt_tokens": ticket.prompt_tokens,

@@ -70,10 +70,11 @@ class Preparation:
         check_items(model, plan.parts, engine_limits(candidates))
         _check_vision(plan, candidates)
 
-        text = _text(model, plan)
-        # many times their JSON in memory
-        plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None)
-        ids = await self._tokenise(model, plan, text)
+        with ticket.stage("prompt"):
+            text = _text(model, plan)
+            # many times their JSON in memory
+            plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None)
+            ids = await self._tokenise(model, plan, text)
         if not plan.parts:
             return Prepared(self._request(model, plan, text, ids, (), ticket))
 
@@ -82,7 +83,8 @@ class Preparation:
         self._metrics.mm_processing(model.model, mode, reason)
 
         intake = await self._receiver.take_in(plan.parts, ticket)
-        looks = await self._encoder.inspect(model, intake, ticket)
+        with ticket.stage("inspect"):
+            looks = await self._encoder.inspect(model, intake, ticket)
 
         plan = msgspec.structs.replace(plan, parts=_without_urls(plan.parts))  # their bytes are in spans
         positions = {position: look for look in looks for position in look.item.positions}
@@ -98,11 +100,12 @@ class Preparation:
         ticket.custody.keep(budget.close)
 
         async def encoded(form: Form) -> EngineRequest:
-            pixels = await self._encoder.encode(model, intake, looks, form, outlook, ticket)
+            with ticket.waiting():
+                pixels = await self._encoder.encode(model, intake, looks, form, outlook, ticket)
             return self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
 
         async def budgeted(request: EngineRequest) -> EngineRequest:
-            with ticket.stage("admit"):
+            with ticket.stage("wait"):
                 budget.keep((await self._inflight.enter(request.media_bytes)).release)
             ticket.tensor_bytes = request.media_bytes
             return request
@@ -114,7 +117,7 @@ class Preparation:
             return await budgeted(await encoded(form))
 
         ahead = sum(tensor_bytes(look, outlook.form) for look in in_order)
-        with ticket.stage("admit"):
+        with ticket.stage("wait"):
             ticket.unread = await self._backlog.enter(model.model, len(outlook.workers), ahead)
         ticket.custody.keep(ticket.unread.release)
         request = await encoded(outlook.form)
@@ -238,7 +241,7 @@ def _log_timing(plan: MediaPlan, ticket: Ticket, frames: int, expand_s: float, o
         ticket.request_id,
         counts=counts,
         frames=frames,
-        fetch_decode_s=ticket.stages.get("fetch", 0.0) + ticket.stages.get("decode", 0.0),
+        fetch_decode_s=sum(ticket.stages.get(stage, 0.0) for stage in ("fetch", "inspect", "decode")),
         config_lookup_s=0.0,
         preprocess_s=ticket.stages.get("preprocess", 0.0),
         token_expand_s=expand_s,

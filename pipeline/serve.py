@@ -167,7 +167,7 @@ class Doorkeeper:
 
     def _note_stages(self, ticket: Ticket) -> None:
         """What a request waited for as a whole; decode and preprocess were noted by item, where they ran."""
-        for stage in ("admit", "fetch", "send", "engine"):
+        for stage in ("admit", "prompt", "fetch", "inspect", "wait", "send", "engine"):
             if stage in ticket.stages:
                 self._metrics.stage(stage, "all", ticket.stages[stage])
 
@@ -189,7 +189,7 @@ class Doorkeeper:
             return self._refuse(fault, request, ticket, route.error_body)
 
     def _refuse(self, error: GatewayError, request: web.Request, ticket: Ticket, body: ErrorBody) -> web.StreamResponse:
-        ticket.code = error.code
+        ticket.code, ticket.message = error.code, error.message
         if ticket.is_answering:  # a status line is out already: a cut connection is the only honest end
             if request.transport is not None:
                 request.transport.abort()

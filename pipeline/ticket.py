@@ -17,7 +17,11 @@ _LETTERS = (string.ascii_letters + string.digits).encode()
 _LETTER_OF_BYTE = (_LETTERS * 5)[:256]  # some letters a little likelier than others: fine for an id
 _log = logging.getLogger("mediagate.ticket")
 
-STAGES = ("admit", "fetch", "decode", "preprocess", "send", "engine")
+# What a request's time is told by, in its order.  admit: a place, and its body's way in.  prompt: template and tokens.  fetch:
+# media bytes into spans.  inspect: base64, hash and header, in the pool.  wait: for room (backlog, arena, in-flight budget)
+# and for a pool process.  decode, preprocess: in the pool, sums over the items, which run in parallel.  send: the whole message
+# to the worker's socket.  engine: from then on, to its first output (streamed) or its last.
+STAGES = ("admit", "prompt", "fetch", "inspect", "wait", "decode", "preprocess", "send", "engine")
 
 
 def new_id(prefix: str) -> str:
@@ -69,6 +73,7 @@ class Ticket:
         self.completion_tokens = 0
         self.worker = ""
         self.code = ""
+        self.message = ""  # of the error answered with, as the client reads it
         self.is_answering = False  # the status line is out
         self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
 
@@ -112,6 +117,18 @@ class Ticket:
             yield
         finally:
             self.add(name, time.perf_counter() - begun)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts as waiting what of the block's time no decoding and preprocessing accounts for."""
+        begun, before = time.perf_counter(), self._worked()
+        try:
+            yield
+        finally:
+            self.add("wait", max(0.0, time.perf_counter() - begun - (self._worked() - before)))
+
+    def _worked(self) -> float:
+        return self.stages.get("decode", 0.0) + self.stages.get("preprocess", 0.0)
 
     def server_timing(self) -> str:
         """The `Server-Timing` header: milliseconds by stage, and the total so far."""

@@ -32,6 +32,17 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
+def is_taken(host: str, port: int) -> bool:
+    """Whether somebody listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
 def stop(process: subprocess.Popen[Any], *, grace_s: float = 10.0, number: int = signal.SIGTERM) -> int:
     """End a child of ours and reap it; killed when it takes longer than `grace_s`."""
     if process.poll() is None:

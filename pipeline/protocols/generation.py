@@ -180,9 +180,9 @@ class GenerationRoute:
         self, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
     ) -> web.StreamResponse:
         async with in_time(deadline, self._config.server.request_timeout_s):
-            with ticket.stage("engine"):
-                body = await answer.whole(self._timed(ticket, generation))
-        ticket.add("send", generation.send_s)
+            begun = time.perf_counter()
+            body = await answer.whole(self._timed(ticket, generation))
+        _note_engine(ticket, generation, begun)
         return web.Response(body=body, content_type="application/json")
 
     async def _timed(self, ticket: Ticket, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
@@ -203,8 +203,7 @@ class GenerationRoute:
         begun = time.perf_counter()
 
         def first_out() -> None:
-            ticket.add("send", generation.send_s)
-            ticket.add("engine", time.perf_counter() - begun)
+            _note_engine(ticket, generation, begun)
 
         frames = answer.stream(self._timed(ticket, generation), first_out)
         async with in_time(deadline, self._config.server.request_timeout_s):
@@ -223,9 +222,15 @@ class GenerationRoute:
             except TimeoutError:
                 failure = too_long(self._config.server.request_timeout_s)
             if failure is not None:
-                ticket.code = failure.code
+                ticket.code, ticket.message = failure.code, failure.message
                 self._metrics.router_error(ticket.model, self._api.endpoint, failure.code)
                 await stream.finish(*answer.failing(failure))
             else:
                 await stream.finish(*answer.closing())
         return stream.response
+
+
+def _note_engine(ticket: Ticket, generation: Generation, begun: float) -> None:
+    ticket.worker = generation.worker.url if generation.worker is not None else ""
+    ticket.add("send", generation.send_s)
+    ticket.add("engine", max(0.0, time.perf_counter() - begun - generation.send_s))

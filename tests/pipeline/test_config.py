@@ -17,6 +17,7 @@ from pipeline.absent import ENGINE_VARIABLES, LATER_FLAGS, NEVER_FLAGS, refused_
 from pipeline.config import DECLARED, Config, ConfigError
 from pipeline.flags import parse
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
+from pool.supervisor import EXIT_FRONTEND_DIED
 
 
 def settings(*argv: str, **environ: str) -> Config:
@@ -561,9 +562,9 @@ def test_only_the_parser_is_given_the_environment() -> None:
 
 
 def test_exit_codes() -> None:
-    names = ("EXIT_OK", "EXIT_CONFIG", "EXIT_USAGE", "EXIT_PORT_TAKEN", "EXIT_POOL")
-    assert [getattr(config_module, name) for name in names] == [0, 1, 2, 3, 4]
-    assert list(config_module.EXIT_CODES) == [0, 1, 2, 3, 4]
+    names = ("EXIT_OK", "EXIT_CONFIG", "EXIT_USAGE", "EXIT_PORT_TAKEN", "EXIT_POOL", "EXIT_FRONTEND")
+    assert [getattr(config_module, name) for name in names] == [0, 1, 2, 3, 4, EXIT_FRONTEND_DIED]
+    assert list(config_module.EXIT_CODES) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_config_survives_json() -> None:

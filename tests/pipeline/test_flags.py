@@ -18,7 +18,14 @@ def test_help_names_every_flag_variable_and_exit_code_once() -> None:
             assert len(re.findall(rf"^  (?:--\S+(?: \S+)?, )?{flag}\b", HELP, re.M)) == 1, flag
         for name in (one.setting.variable, one.setting.legacy):
             assert name in HELP
-    for code in ("0 clean stop", "1 a setting is wrong", "2 the command line cannot be read", "3 a port", "4 the pool"):
+    for code in (
+        "0 clean stop",
+        "1 a setting is wrong",
+        "2 the command line cannot be read",
+        "3 an address",
+        "4 the pool",
+        "5 the frontend",
+    ):
         assert code in HELP
     assert HELP.count("\n  python gateway.py") + HELP.count("\n  MEDIAGATE_API_KEY=") == 5
 
@@ -124,3 +131,10 @@ def test_the_line_of_the_oracle_runner() -> None:
     assert config.media.allow_private_hosts is True
     for flag in re.findall(r"--\S+", line):
         assert flag in HELP
+
+
+def test_the_demo_takes_no_setting_it_would_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["--demo", "--once", "--port", "1234"], {}).action == "demo"
+    with pytest.raises(SystemExit) as left:
+        parse(["--demo", "--multimodal-tensor-transport", "shm"], {})
+    assert left.value.code == 2 and "--demo" in capsys.readouterr().err

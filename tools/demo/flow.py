@@ -9,6 +9,7 @@ import base64
 import contextlib
 import dataclasses
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -19,8 +20,9 @@ from typing import Any
 from tools.demo.ask import Reply, ask
 from tools.demo.picture import encoded, picture
 from tools.demo.reference import Expected, picture_prompt, text_prompt
-from tools.launch import Gateway, LaunchError, fake_engine
+from tools.launch import Gateway, LaunchError, fake_engine, is_taken
 
+EXIT_PORT_TAKEN = 3
 MODEL = "qwen3-vl-demo"
 TEXT_QUESTION = "What do you get when I send no picture?"
 PICTURE_QUESTION = "What is in this picture?"
@@ -67,6 +69,9 @@ def run_demo(
     gateway.py.
     """
     stay = not once and sys.stdout.isatty()
+    if is_taken(host, port):  # else the demo would talk to whoever listens there
+        print(f"demo: {host}:{port} is taken; --port chooses another one", file=sys.stderr)
+        return EXIT_PORT_TAKEN
     try:
         with _sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="mediagate-demo-") as folder:
             started = command or (sys.executable, "gateway.py")
@@ -82,7 +87,7 @@ def _run(host: str, port: int, stay: bool, folder: Path, command: Sequence[str],
     journal, log = folder / "journal.jsonl", folder / "gateway.log"
     with fake_engine("--model-name", MODEL, "--journal", str(journal)) as engine_port:
         flags = ["--worker-urls", f"grpc://127.0.0.1:{engine_port}", *flags]
-        gateway = Gateway(command, flags, host=host, port=port, log=log)
+        gateway = Gateway(command, flags, host=host, port=port, log=log, environment=_default_settings())
         try:
             gateway.wait_until("/readiness")
             print(f"mediagate demo on {gateway.url}   engine: fake vLLM on port {engine_port}", flush=True)
@@ -99,6 +104,11 @@ def _run(host: str, port: int, stay: bool, folder: Path, command: Sequence[str],
     for fault in faults:
         print(f"demo: {fault}", file=sys.stderr)
     return 1 if faults else 0
+
+
+def _default_settings() -> dict[str, str]:
+    """The demo shows the defaults: an empty variable is an unset one."""
+    return {name: "" for name in os.environ if name.startswith(("MEDIAGATE_", "SMG_"))}
 
 
 def _talk(gateway: Gateway, journal: Path) -> list[str]:
