@@ -181,7 +181,13 @@ def _opened(data: memoryview) -> Iterator[tuple[InputContainer, VideoStream]]:
         raise
     except MemoryError as error:
         raise MediaError("video decode error: the clip asks for more memory than there is") from error
-    except (av.error.FFmpegError, ValueError, OSError, OverflowError) as error:
+    except (
+        av.error.FFmpegError,
+        ValueError,
+        OSError,
+        OverflowError,
+        IndexError,
+    ) as error:  # IndexError: tracks PyAV was not told of
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise MediaError(f"video decode error: {reason[:200]}") from error
 
