@@ -233,6 +233,7 @@ class Bodies:
     """Right is an engine message, or a GatewayError below 500 whose answer can be written."""
 
     name = "bodies"
+    may_die = False
 
     def prepare(self) -> None:
         self._model = demo_model()

@@ -63,6 +63,7 @@ class Pictures:
     """`bombs`: whether files that cost seconds are among the cases.  `memory_bytes`: what the process may have."""
 
     name = "pictures"
+    may_die = False
 
     def __init__(self, *, bombs: bool = True, memory_bytes: int = 3584 << 20) -> None:
         self._bombs = bombs
@@ -133,9 +134,11 @@ class Pictures:
 
 
 class ScarcePictures(Pictures):
-    """The same in a process that has hardly any memory: what decoders do when there is none."""
+    """The same in a process that has hardly any memory.  Some decoders end it then, which costs its job and no other:
+    the pool runs it once more and then refuses it."""
 
     name = "scarce-pictures"
+    may_die = True
 
     def __init__(self) -> None:
         super().__init__(memory_bytes=1 << 20)

@@ -86,6 +86,7 @@ class Replies:
     """Streams into answers, whole and streamed."""
 
     name = "replies"
+    may_die = False
 
     def prepare(self) -> None:
         self._model = demo_model()

@@ -37,6 +37,7 @@ class LiveSubject:
     """`prepare` is called in the process that runs the cases; the site is there before."""
 
     name = ""
+    may_die = False
 
     def __init__(self, site: Site) -> None:
         self.site = site

@@ -22,6 +22,7 @@ HANG_S = 10.0
 WARM_CASES = 1000  # caches are filled by then
 GROWTH_BYTES = 256 << 20  # a pool process keeps up to 192 MiB
 _BOARD = struct.Struct("<qdq")  # number of the case, when it began, how many are done
+_NOT_PREPARED = -1
 
 
 class Wrong(Exception):
@@ -30,9 +31,10 @@ class Wrong(Exception):
 
 class Subject(Protocol):
     """`prepare` runs once in every child.  `feed` makes case `chance` and judges it: Wrong, or any other exception,
-    is a finding; what it returns is counted by word ("refused", "decoded", ...)."""
+    is a finding; what it returns is counted by word ("refused", "decoded", ...).  `may_die`: a death is none."""
 
     name: str
+    may_die: bool
 
     def prepare(self) -> None: ...
 
@@ -78,11 +80,8 @@ def hunt(subject: Subject, *, seed: int, seconds: float, cases: int = 0, most: i
     deadline = time.monotonic() + seconds
     number, left = seed, cases
     while (left > 0 if cases else time.monotonic() < deadline) and len(tally.findings) < most:
-        done = tally.cases
         number = _Child(subject, number, left, 0.0 if cases else deadline).watch(tally)
         left = seed + cases - number
-        if tally.cases == done and not tally.findings:
-            raise RuntimeError(f"{subject.name} cannot be prepared")
     return tally
 
 
@@ -90,7 +89,7 @@ class _Child:
     def __init__(self, subject: Subject, number: int, cases: int, deadline: float) -> None:
         self._subject = subject
         self._board = mmap.mmap(-1, mmap.PAGESIZE)
-        self._board[: _BOARD.size] = _BOARD.pack(number, time.monotonic(), 0)
+        self._board[: _BOARD.size] = _BOARD.pack(number, time.monotonic(), _NOT_PREPARED)
         self._reading, writing = os.pipe()
         self._pid = os.fork()
         if self._pid:
@@ -124,12 +123,17 @@ class _Child:
         os.close(self._reading)
         number, _, done = _BOARD.unpack(self._board[: _BOARD.size])
         self._board.close()
-        tally.cases += done
+        if done == _NOT_PREPARED and not is_hung:
+            raise RuntimeError(f"{self._subject.name} cannot be prepared")
+        tally.cases += max(0, done)
         self._read(text.decode(errors="replace"), tally)
         if is_hung:
             tally.note(Finding(self._subject.name, number, "hang", f"no answer in {HANG_S:g} s"))
         elif os.WIFSIGNALED(status):
             how = signal.Signals(os.WTERMSIG(status)).name
+            tally.endings["died"] = tally.endings.get("died", 0) + 1
+            if self._subject.may_die:
+                return number + 1
             tally.note(Finding(self._subject.name, number, "death", f"the process ended by {how}"))
         return number + 1
 
@@ -170,15 +174,24 @@ def _work(subject: Subject, number: int, cases: int, deadline: float, board: mma
             tell("crash", traceback.format_exc(limit=-6)[-1500:])
         done += 1
         if done % WARM_CASES == 0:
+            print(json.dumps({"endings": endings}), file=out, flush=True)  # type: ignore[call-overload]
+            endings.clear()
             gc.collect()
-            resident = resident_bytes()
-            warm = warm or resident
-            if resident > warm + GROWTH_BYTES:
-                tell("growth", f"{(resident - warm) >> 20} MiB more than after {WARM_CASES} cases")
-                warm = resident
+            private = private_bytes()
+            warm = warm or private
+            if private > warm + GROWTH_BYTES:
+                tell("growth", f"{(private - warm) >> 20} MiB more than after {WARM_CASES} cases")
+                warm = private
         number += 1
     board[: _BOARD.size] = _BOARD.pack(number - 1, time.monotonic(), done)
     print(json.dumps({"endings": endings}), file=out, flush=True)  # type: ignore[call-overload]
+
+
+def private_bytes(pid: int | str = "self") -> int:
+    """Memory in RAM that is shared with nobody."""
+    with open(f"/proc/{pid}/statm", "rb") as statm:
+        _, resident, shared, *_ = statm.read().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
 def resident_bytes(pid: int | str = "self") -> int:

@@ -41,6 +41,7 @@ _POLICY = MediaHostPolicy(allow_private=False, listening_on_loopback=False)
 
 class Urls:
     name = "urls"
+    may_die = False
 
     def prepare(self) -> None:
         """Nothing to prepare."""
