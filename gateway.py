@@ -17,6 +17,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import logging  # noqa: E402
+import resource  # noqa: E402
 
 from pipeline import frontend, logs  # noqa: E402
 from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError  # noqa: E402
@@ -51,11 +52,19 @@ def demo(invocation: Invocation) -> int:
     return run_demo(invocation.config.server.host, invocation.config.server.port, invocation.once)
 
 
+def _open_files() -> None:
+    """Every connection is a descriptor, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve(config: Config) -> int:
     logs.set_up(config.log, os.environ)
     for warning in config.warnings:
         _log.warning("%s", warning)
     _log.info("%s", config.summary())
+    _open_files()
     workshop = MediaWorkshop(memory_bytes=config.pool.process_memory_bytes)
     workshop.preload()
     try:

@@ -55,8 +55,8 @@ from pool.segments import SegmentStore
 _log = logging.getLogger("mediagate.frontend")
 
 LAG_PERIOD_S = 0.1
+READ_AHEAD = 16 << 10  # of a connection whose request has no room yet (`protocols.http` gives it a large buffer then)
 CUT_WAIT_S = 0.5  # for what a cut request gives back
-READ_BUFFER = 1 << 20  # of one connection: large bodies arrive in few pieces
 
 
 def run(link: FrontendLink, config: Config) -> int:
@@ -255,7 +255,7 @@ class Frontend:
             access_log=None,
             handle_signals=False,
             handler_cancellation=True,
-            read_bufsize=READ_BUFFER,
+            read_bufsize=READ_AHEAD,
             auto_decompress=False,
             shutdown_timeout=CUT_WAIT_S,  # aiohttp waits for ever when this is 0
         )

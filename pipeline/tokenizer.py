@@ -22,6 +22,7 @@ from pipeline.errors import GatewayError
 THREAD_CHARACTERS = 8192  # about 3 ms of encoding
 LONG_CHARACTERS = 1 << 18  # from here on few at a time, for their memory
 LONG_AT_A_TIME = 2
+PIECE_BYTES = 1 << 20
 _CUT_TOKENS = 64  # a cut may fall into a special token's spelling, which is then many tokens
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -45,8 +46,8 @@ class Tokenizer:
         """Ids of `text`; a long one is encoded in a thread.  Raises `process_messages_failed` for text that is not
         Unicode.
 
-        A text of more than `most` tokens gives the ids of a beginning that has more than `most`: a token takes the
-        library some 150 bytes while it works, and text that will be refused may be megabytes of them.
+        A long text of more than `most` tokens raises `context_length_exceeded` as soon as that is known: a token takes
+        the library some 150 bytes while it works, and text that will be refused may be megabytes of them.
         """
         if len(text) <= THREAD_CHARACTERS:
             return self.encode_now(text)
@@ -56,13 +57,19 @@ class Tokenizer:
             return await asyncio.to_thread(self._encode_long, text, most)
 
     def _encode_long(self, text: str, most: int) -> list[int]:
-        """A beginning of some tokens' length, then one of twice that, ..., then all of it."""
-        length = max(4 * most, LONG_CHARACTERS)
-        while length < len(text):
-            ids = self.encode_now(text[:length])
-            if len(ids) > most + _CUT_TOKENS:
-                return ids
-            length *= 2
+        """Piece by piece to know how many tokens there are, then the whole; no token has less than a byte."""
+        _refuse_surrogates(text)
+        data = text.encode()
+        tokens = 0
+        for start in range(0, len(data), PIECE_BYTES) if len(data) > PIECE_BYTES else ():
+            piece = data[start : start + PIECE_BYTES].decode("utf-8", "ignore")
+            tokens += max(0, len(self.encode_now(piece)) - _CUT_TOKENS)
+            if tokens > most:
+                raise GatewayError(
+                    "context_length_exceeded",
+                    f"This model's maximum context length is {most} tokens. However, your request has at least "
+                    f"{tokens} input tokens. Please reduce the length of the input.",
+                )
         return self.encode_now(text)
 
     def encode_now(self, text: str) -> list[int]:

@@ -13,6 +13,11 @@ from pipeline.ticket import Ticket
 
 LAST_WRITE_S = 10.0
 
+READ_BUFFER = 1 << 20  # of a body that has its room: it arrives in few pieces
+BODY_STALL_S = 30.0  # longest pause within a body
+BODY_GRACE_S = 60.0  # and beyond so long at least this many bytes a second:
+SLOWEST_BODY = 8192
+
 # What the JSON of one body may become in memory, about; in an ordinary request it is a thousandth of that.  A list of
 # empty lists takes 25 times its own text, and a fault of the frontend is a fault for every client.
 MOST_PARSED_BYTES = 64 << 20
@@ -38,6 +43,16 @@ def parsed_bytes(piece: bytes) -> int:
     return total
 
 
+async def _next_piece(content: aiohttp.StreamReader, began: float, have: int) -> bytes:
+    """What has arrived, b"" at the end.  A body that has begun holds its room: one that hardly comes is refused."""
+    latest = began + BODY_GRACE_S + have / SLOWEST_BODY
+    try:
+        async with asyncio.timeout(min(BODY_STALL_S, latest - asyncio.get_running_loop().time())):
+            return await content.readany()
+    except TimeoutError:
+        raise GatewayError("request_timeout", "the request body comes too slowly", status=408) from None
+
+
 async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[bytearray, Grant]:
     """The whole body, its bytes counted as they arrive; at most `limit`.  The grant is the caller's to release."""
     coding = request.headers.get("Content-Encoding", "identity").strip().lower()
@@ -49,10 +64,15 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
             "request_body_too_large", f"the request body has {length} bytes, more than the limit of {limit}"
         )
     grant = await bodies.enter(length)
+    if length is not None:  # until its bytes are counted a body has aiohttp's own small buffer
+        request.content.set_read_chunk_size(READ_BUFFER)
+    else:
+        request.content.set_read_chunk_size(READ_BUFFER // 8)
     body = bytearray()
     parsed = 0
+    began = asyncio.get_running_loop().time()
     try:
-        while piece := await request.content.readany():
+        while piece := await _next_piece(request.content, began, len(body)):
             body += piece
             parsed += parsed_bytes(piece)
             if parsed > MOST_PARSED_BYTES:
