@@ -19,7 +19,7 @@ from pipeline.admission import Backlog, InflightMedia
 from pipeline.config import Config
 from pipeline.encode import Encoder, Look, batches, tensor_bytes
 from pipeline.errors import GatewayError, engine_failure
-from pipeline.intake import Receiver
+from pipeline.intake import Intake, Receiver
 from pipeline.logs import mm_timing
 from pipeline.metrics import Metrics
 from pipeline.plan import UNKNOWN_WINDOW, MediaPart, MediaPlan, ServedModel, check_hints, check_items, check_length
@@ -76,7 +76,7 @@ class Preparation:
             plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None)
             ids = await self._tokenise(model, plan, text)
         if not plan.parts:
-            return Prepared(self._request(model, plan, text, ids, (), ticket))
+            return Prepared(engine_request(model, plan, text, ids, (), ticket))
 
         check_hints(plan.parts)
         mode, reason = self._place(model, plan)
@@ -85,49 +85,27 @@ class Preparation:
         intake = await self._receiver.take_in(plan.parts, ticket)
         with ticket.stage("inspect"):
             looks = await self._encoder.inspect(model, intake, ticket)
-
         plan = msgspec.structs.replace(plan, parts=_without_urls(plan.parts))  # their bytes are in spans
-        positions = {position: look for look in looks for position in look.item.positions}
-        in_order = [positions[position] for position in range(len(plan.parts))]
+
+        in_order = _in_order(looks)
         begun = time.perf_counter()
         expanded = expanded_prompt(model, ids, in_order)
         expand_s = time.perf_counter() - begun
         check_length(model, len(expanded.ids))
 
         outlook = self._outlook(model, plan)
-
-        budget = Custody()
-        ticket.custody.keep(budget.close)
-
-        async def encoded(form: Form) -> EngineRequest:
-            with ticket.waiting():
-                pixels = await self._encoder.encode(model, intake, looks, form, outlook, ticket)
-            return self._request(model, plan, text, expanded.ids, batches(model, pixels, expanded), ticket)
-
-        async def budgeted(request: EngineRequest) -> EngineRequest:
-            with ticket.stage("wait"):
-                budget.keep((await self._inflight.enter(request.media_bytes)).release)
-            ticket.tensor_bytes = request.media_bytes
-            return request
-
-        async def remade(form: Form) -> EngineRequest:
-            """What was made before goes first: a request that waits for room must not hold some of it."""
-            ticket.media.close()
-            budget.close()
-            return await budgeted(await encoded(form))
-
-        ahead = sum(tensor_bytes(look, outlook.form) for look in in_order)
+        tensors = _Tensors(self._encoder, self._inflight, model, plan, ticket, text, expanded, intake, looks, outlook)
         with ticket.stage("wait"):
+            ahead = sum(tensor_bytes(look, outlook.form) for look in in_order)
             ticket.unread = await self._backlog.enter(model.model, len(outlook.workers), ahead)
         ticket.custody.keep(ticket.unread.release)
-        request = await encoded(outlook.form)
+        request = await tensors.made(outlook.form)
         if self._config.media.log_timing:
-            frames = sum(look.measured.frames for look in in_order if look.item.modality is Modality.VIDEO)
-            _log_timing(plan, ticket, frames, expand_s, len(ids), len(expanded.ids))
+            _log_timing(plan, ticket, in_order, expand_s, len(ids), len(expanded.ids))
         is_uniform = self._serves_all(outlook.form, plan, candidates)
         if is_uniform and not outlook.form.encoded:
             ticket.inputs.close()
-        return Prepared(await budgeted(request), None if is_uniform else remade)
+        return Prepared(request, None if is_uniform else tensors.remade)
 
     def _serves_all(self, form: Form, plan: MediaPlan, candidates: Sequence[Worker]) -> bool:
         """Whether media of that form are what every worker wants that may get them."""
@@ -166,27 +144,6 @@ class Preparation:
             return "router", "plan_not_forwardable"
         return "router", "auto_mixed"
 
-    def _request(
-        self,
-        model: ServedModel,
-        plan: MediaPlan,
-        text: str,
-        ids: list[int],
-        media: tuple[MediaBatch, ...],
-        ticket: Ticket,
-    ) -> EngineRequest:
-        ticket.prompt_tokens = len(ids)
-        return EngineRequest(
-            request_id=ticket.request_id,
-            model=model.model,
-            input_ids=array("I", ids),  # a tenth of the list
-            original_text=text,
-            sampling=plan.sampling,
-            stream=plan.stream,
-            media=media,
-            stop_ids=_stop_ids(model, plan.sampling.stop),
-        )
-
 
 def _stop_ids(model: ServedModel, stops: Sequence[str]) -> tuple[int, ...]:
     """The stop strings that are one token each."""
@@ -203,6 +160,54 @@ def _text(model: ServedModel, plan: MediaPlan) -> str:
 
 def _without_urls(parts: Sequence[MediaPart]) -> tuple[MediaPart, ...]:
     return tuple(msgspec.structs.replace(part, url=b"") for part in parts)
+
+
+class _Tensors:
+    """One request's tensors in the form of the worker that gets them; made again when that wants another form."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        inflight: InflightMedia,
+        model: ServedModel,
+        plan: MediaPlan,
+        ticket: Ticket,
+        text: str,
+        expanded: Expanded,
+        intake: Intake,
+        looks: tuple[Look, ...],
+        outlook: Outlook,
+    ) -> None:
+        self._encoder = encoder
+        self._inflight = inflight
+        self._model = model
+        self._plan = plan
+        self._ticket = ticket
+        self._text = text
+        self._expanded = expanded
+        self._intake = intake
+        self._looks = looks
+        self._outlook = outlook
+        self._budget = Custody()
+        ticket.custody.keep(self._budget.close)
+
+    async def made(self, form: Form) -> EngineRequest:
+        """The request with its tensors, within the in-flight budget."""
+        model, ticket = self._model, self._ticket
+        with ticket.waiting():
+            pixels = await self._encoder.encode(model, self._intake, self._looks, form, self._outlook, ticket)
+        media = batches(model, pixels, self._expanded)
+        request = engine_request(model, self._plan, self._text, self._expanded.ids, media, ticket)
+        with ticket.stage("wait"):
+            self._budget.keep((await self._inflight.enter(request.media_bytes)).release)
+        ticket.tensor_bytes = request.media_bytes
+        return request
+
+    async def remade(self, form: Form) -> EngineRequest:
+        """What was made before goes first: a request that waits for room must not hold some of it."""
+        self._ticket.media.close()
+        self._budget.close()
+        return await self.made(form)
 
 
 def expanded_prompt(model: ServedModel, ids: Sequence[int], looks: Sequence[Look]) -> Expanded:
@@ -234,13 +239,21 @@ def _check_vision(plan: MediaPlan, candidates: Sequence[Worker]) -> None:
     raise engine_failure(ModalityRefused(nearest.runtime, refused))
 
 
-def _log_timing(plan: MediaPlan, ticket: Ticket, frames: int, expand_s: float, original: int, expanded: int) -> None:
+def _in_order(looks: Sequence[Look]) -> list[Look]:
+    """By position: an item that stands twice is looked at once."""
+    by_position = {position: look for look in looks for position in look.item.positions}
+    return [by_position[position] for position in sorted(by_position)]
+
+
+def _log_timing(
+    plan: MediaPlan, ticket: Ticket, looks: Sequence[Look], expand_s: float, original: int, expanded: int
+) -> None:
     """SMG's line for one multimodal request.  The model's configuration is looked up at registration, so never here."""
     counts = Counter(part.modality.value for part in plan.parts)
     mm_timing(
         ticket.request_id,
         counts=counts,
-        frames=frames,
+        frames=sum(look.measured.frames for look in looks if look.item.modality is Modality.VIDEO),
         fetch_decode_s=sum(ticket.stages.get(stage, 0.0) for stage in ("fetch", "inspect", "decode")),
         config_lookup_s=0.0,
         preprocess_s=ticket.stages.get("preprocess", 0.0),
@@ -248,4 +261,25 @@ def _log_timing(plan: MediaPlan, ticket: Ticket, frames: int, expand_s: float, o
         total_s=ticket.elapsed_s,
         original_tokens=original,
         expanded_tokens=expanded,
+    )
+
+
+def engine_request(
+    model: ServedModel,
+    plan: MediaPlan,
+    text: str,
+    ids: list[int],
+    media: tuple[MediaBatch, ...],
+    ticket: Ticket,
+) -> EngineRequest:
+    ticket.prompt_tokens = len(ids)
+    return EngineRequest(
+        request_id=ticket.request_id,
+        model=model.model,
+        input_ids=array("I", ids),  # a tenth of the list
+        original_text=text,
+        sampling=plan.sampling,
+        stream=plan.stream,
+        media=media,
+        stop_ids=_stop_ids(model, plan.sampling.stop),
     )
