@@ -17,10 +17,11 @@ _LETTERS = (string.ascii_letters + string.digits).encode()
 _LETTER_OF_BYTE = (_LETTERS * 5)[:256]  # some letters a little likelier than others: fine for an id
 _log = logging.getLogger("mediagate.ticket")
 
-# What a request's time is told by, in its order.  admit: a place, and its body's way in.  prompt: template and tokens.  fetch:
-# media bytes into spans.  inspect: base64, hash and header, in the pool.  wait: for room (backlog, arena, in-flight budget)
-# and for a pool process.  decode, preprocess: in the pool, sums over the items, which run in parallel.  send: the whole message
-# to the worker's socket.  engine: from then on, to its first output (streamed) or its last.
+# What a request's time is told by, in its order.  admit: a place, and its body's way in.  prompt: template and
+# tokens.  fetch: media bytes into spans.  inspect: base64, hash and header, in the pool.  wait: for room (backlog,
+# arena, in-flight budget) and for a pool process.  decode, preprocess: in the pool, sums over the items, which run in
+# parallel.  send: the whole message to the worker's socket.  engine: from then on, to its first output (streamed) or
+# its last.
 STAGES = ("admit", "prompt", "fetch", "inspect", "wait", "decode", "preprocess", "send", "engine")
 
 

@@ -81,7 +81,10 @@ def clip_tensor(name: str, data: bytes, hints: Hints = Hints()) -> tuple[Measure
 
 def test_models_tell_family_and_limits(gateway: Running) -> None:
     assert cards(gateway) == {
-        name: {"family": served(name).family.name, "limits": {"image": limit} | CLIPS.get(name, {}) | SOUNDS.get(name, {})}
+        name: {
+            "family": served(name).family.name,
+            "limits": {"image": limit} | CLIPS.get(name, {}) | SOUNDS.get(name, {}),
+        }
         for name, limit in LIMITS.items()
     }
 
