@@ -173,8 +173,8 @@ def errors() -> str:
         "of the field concerned, where there is one. 429 and 503 carry `Retry-After` where waiting helps. Messages "
         "never hold payloads, queries of URLs or addresses of the internal network.",
         'The routes under `/v1/messages` answer in Anthropic\'s shape, `{"type": "error", "error": {"type", "message", '
-        '"code", "param"}, "request_id"}`, with the same codes and statuses; `/workers` in `{"error": text, "code"}` with '
-        "codes of its own, in capitals.",
+        '"code", "param"}, "request_id"}`, with the same codes and statuses; `/workers` in `{"error": text, "code"}` '
+        "with codes of its own, in capitals.",
         _table(("status", "code", "type", "meaning"), rows),
         "## What an engine's status becomes",
         "For `start_generation_failed` and `worker_stream_failed`. An attempt is repeated, on a worker chosen anew, "
