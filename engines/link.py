@@ -37,6 +37,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event, RemoteSettingsChanged, StreamEnded, StreamReset, WindowUpdated
+from h2.exceptions import FrameTooLargeError
 from hyperframe.frame import Frame, GoAwayFrame
 
 from engines.scatter import AnsweredEarly, Drain, Feeder
@@ -236,10 +237,18 @@ class EngineProtocol(H2Protocol):
         self._heard = self._loop.time()
         try:
             super().data_received(data)
+            self._check_frame_length()
         except Exception as error:  # grpclib foresees what breaks the protocol's rules, and no more
             log.warning("an engine's frames cannot be read: %r", error)
             self.processor.close("The worker's frames cannot be read")
             self._transport.abort()
+
+    def _check_frame_length(self) -> None:
+        """h2 looks at the length of a frame when all of it is there: noise would be waited for, up to 16 MiB of it."""
+        pending = self.connection._connection.incoming_buffer
+        length = int.from_bytes(pending._data[:3])
+        if len(pending._data) >= 3 and length > pending.max_frame_size:
+            raise FrameTooLargeError(f"a frame of {length} bytes")
 
     def resume_writing(self) -> None:
         super().resume_writing()

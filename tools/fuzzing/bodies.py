@@ -236,17 +236,18 @@ class Bodies:
     may_die = False
 
     def prepare(self) -> None:
-        self._model = demo_model()
+        self.model = demo_model()
 
     def feed(self, chance: random.Random) -> str:
         body = make(chance)
         try:
-            return self._through(bytearray(body))
+            return self.through(bytearray(body))
         except GatewayError as error:
             return judged(error)
 
-    def _through(self, body: bytearray) -> str:
-        model = self._model
+    def through(self, body: bytearray) -> str:
+        """A body that is taken; GatewayError for one that is not."""
+        model = self.model
         asked = chat.read(body)
         plan = chat.plan_of(asked, model.sampling_defaults)
         check_items(model, plan.parts, {})

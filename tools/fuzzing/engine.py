@@ -128,9 +128,11 @@ class HostileEngine:
         self.script: Script = lambda method: introduction(method) or ()
         self.url = ""
         self.calls: list[str] = []
+        self.peers: set[_Peer] = set()
         self._is_up = threading.Event()
+        self._over = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> "HostileEngine":
         self._thread.start()
@@ -139,16 +141,18 @@ class HostileEngine:
 
     def __exit__(self, *exc_info: object) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(5)
 
-    def _run(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        server = self._loop.run_until_complete(self._loop.create_server(lambda: _Peer(self), "127.0.0.1", 0))
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = await self._loop.create_server(lambda: _Peer(self), "127.0.0.1", 0)
         self.url = f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._is_up.set()
-        self._loop.run_forever()
+        await self._over.wait()
         server.close()
+        for peer in list(self.peers):
+            peer.abort()
 
 
 class _Peer(asyncio.Protocol):
@@ -161,9 +165,18 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._engine.peers.add(self)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_WINDOW - 65535)
         self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._engine.peers.discard(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+        for task in self._tasks:
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         try:
