@@ -131,7 +131,7 @@ async def test_tokenspeed_gets_a_fresh_file_for_every_tensor(tmp_path):
         for _ in range(3):
             await bench.events(request)
         assert len(served.tensors) == 6 and len(bench.store.segments) == 6
-        assert all(segment.is_fresh and segment.settled for segment in bench.store.segments)
+        await until(lambda: all(segment.is_fresh and segment.settled for segment in bench.store.segments))
         kinds = [item.encoder_input.WhichOneof("payload") for item in served.received[0].mm_inputs.items]
         assert kinds == ["shm", "shm"]
         side = served.received[0].mm_inputs.items[0].model_specific_tensors["patches_per_image"]
