@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import logging  # noqa: E402
 import resource  # noqa: E402
 
-from pipeline import frontend, logs  # noqa: E402
+from pipeline import ceiling, frontend, logs  # noqa: E402
 from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError  # noqa: E402
 from pipeline.flags import Invocation, parse  # noqa: E402
 from pipeline.jobs import MediaWorkshop  # noqa: E402
@@ -64,6 +64,7 @@ def serve(config: Config) -> int:
     for warning in config.warnings:
         _log.warning("%s", warning)
     _log.info("%s", config.summary())
+    _log.info("%s", ceiling.told(config))
     _open_files()
     workshop = MediaWorkshop(memory_bytes=config.pool.process_memory_bytes)
     workshop.preload()

@@ -13,7 +13,7 @@ from tools.fuzzing.rig import Wrong, hunt
 
 @pytest.mark.parametrize("name", fuzz.DIRECT)
 def test_a_short_hunt(name: str) -> None:
-    tally = fuzz.run(name, seed=1_000_000, seconds=1.5)
+    tally = fuzz.run(name, seed=1_000_000, seconds=1.0)
     assert not tally.findings, "\n".join(finding.told() for finding in tally.findings)
     assert tally.cases > 20
     assert len(tally.endings) > 2
@@ -21,7 +21,7 @@ def test_a_short_hunt(name: str) -> None:
 
 @pytest.mark.parametrize("name", fuzz.LIVE)
 def test_a_short_hunt_against_a_gateway(name: str) -> None:
-    tally = fuzz.run(name, seed=2_000_000, seconds=1.5)
+    tally = fuzz.run(name, seed=2_000_000, seconds=1.0)
     assert not tally.findings, "\n".join(finding.told() for finding in tally.findings)
     assert tally.cases
 

@@ -1,0 +1,73 @@
+"""What the gateway may hold in memory at most, under any load: the sum of what its settings bound.
+
+`docs/limits.md` explains every share; tests/hostile/test_soak.py holds running gateways against it.  Shares that no
+setting names are measured figures of this version.  What the kernel holds for sockets is not counted, nor are answers
+that are collected while engines send them.
+"""
+
+import msgspec
+
+from pipeline.config import Config
+from pool.row import Row
+
+MIB = 1 << 20
+
+SUPERVISOR_BYTES = 64 * MIB  # program and libraries, of which the others share nearly all
+FRONTEND_BYTES = 256 * MIB  # with one model's tokenizer
+POOL_PROCESS_BYTES = 64 * MIB
+PARSING_BYTES = 96 * MIB  # JSON of one body as objects (`protocols.http.MOST_PARSED_BYTES`), one body at a time
+WIDEST_CHARACTER = 4  # a text with one emoji takes four bytes for each of its letters
+PROMPTS_BYTES = 512 * MIB  # two long texts in the tokenizer, one in the template
+CONNECTION_BYTES = 160 << 10  # of a request that has no room yet
+WORKER_BYTES = 128 * MIB  # four connections with windows of 32 MiB
+
+
+class Share(msgspec.Struct, frozen=True):
+    """`what` is held, at most `nbytes` of it; `setting` bounds it ("" for what is as it is)."""
+
+    what: str
+    nbytes: int
+    setting: str = ""
+
+
+def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
+    """`workers`: how many engine workers there will be; None: those of the command line."""
+    pool, admission, transport = config.pool, config.admission, config.transport
+    count = max(1, len(config.workers.urls)) if workers is None else workers
+    programs = SUPERVISOR_BYTES + FRONTEND_BYTES + pool.processes * POOL_PROCESS_BYTES
+    places = admission.max_concurrent_requests + admission.queue_size
+    return (
+        Share("programs and libraries", programs),
+        Share("rings", Row.nbytes(pool.processes), "--pool-processes"),
+        Share("encoded media and tensors in the mapping", pool.ring_bytes, "--pool-ring-bytes"),
+        Share(
+            "tensors in /dev/shm", 0 if transport.mode == "inline" else transport.shm_max_bytes, "--mm-shm-max-bytes"
+        ),
+        Share(
+            "bodies, fetched media, prompts", admission.max_inflight_body_bytes * 9 // 8, "--max-inflight-body-bytes"
+        ),
+        Share("requests that wait for room", places * CONNECTION_BYTES, "--max-concurrent-requests, --queue-size"),
+        Share(
+            "one body being read",
+            PARSING_BYTES + WIDEST_CHARACTER * config.server.max_payload_bytes,
+            "--max-payload-size",
+        ),
+        Share("prompts being made", PROMPTS_BYTES),
+        Share(
+            "kept responses",
+            config.responses.most_bytes if config.responses.backend == "memory" else 0,
+            "--history-memory-max-bytes",
+        ),
+        Share("engines' answers on their way", count * WORKER_BYTES, "number of workers"),
+        Share("decoding", pool.processes * pool.process_memory_bytes, "--pool-processes x --pool-process-memory-bytes"),
+    )
+
+
+def ceiling_bytes(config: Config, *, workers: int | None = None) -> int:
+    return sum(share.nbytes for share in shares(config, workers=workers))
+
+
+def told(config: Config) -> str:
+    """The line of the start: the sum, then its shares."""
+    rows = ", ".join(f"{share.what} {share.nbytes / MIB:.0f}" for share in shares(config) if share.nbytes)
+    return f"memory under any load: at most {ceiling_bytes(config) / MIB:.0f} MiB ({rows})"
