@@ -48,9 +48,8 @@ def test_memory_stays_within_the_formula(transport: str) -> None:
         assert peaks.pools < ceiling.POOL_PROCESS_BYTES + DECODE
         others = ("bodies, fetched media, prompts", "one body being read", "requests that wait for room")
         assert peaks.frontend < ceiling.FRONTEND_BYTES + sum(most[what] for what in others)
-        kept = (
-            RING // 4 + SHM // 2 + PROCESSES * KEPT_BYTES + 32 * MIB
-        )  # pages are given back after two to four seconds
+        # pages are given back after two to four seconds
+        kept = RING // 4 + SHM // 2 + PROCESSES * KEPT_BYTES + 32 * MIB
         until(lambda: memory(place.gateway.pid).held - before < kept)
 
 
