@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 SLICE = 32  # tokens settled at a time by WindowStream: bounds what is decoded twice
+MOST_CUT = 3  # tokens that may be the beginning of a character
 MOST_HELD = 16  # an incomplete character is at most four byte tokens; more held ones will never become text
 
 
@@ -100,14 +101,22 @@ class WindowStream:
         return self._decode(self._settled + self._held)[self._known :]
 
     def _push(self, fresh: list[int]) -> str:
+        """Settle what is whole.  A character lacks at most its last byte when three of its tokens are here; and one that
+        lacks it spoils the text of all byte tokens before it, so it is set aside before they are looked at."""
         self._held += fresh
+        whole = len(self._held)
         text = self._decode(self._settled + self._held)
-        stable = text.rstrip("\ufffd")
-        if len(stable) < len(text) and len(self._held) < MOST_HELD + len(fresh):
-            piece = stable[self._known :]
-            self._known = max(self._known, len(stable))
-            return piece
+        while text.endswith("\ufffd") and whole and len(self._held) - whole < MOST_CUT:
+            whole -= 1
+            text = self._decode(self._settled + self._held[:whole])
+        if text.endswith("\ufffd"):
+            if len(self._held) < MOST_HELD + len(fresh):
+                return ""
+            whole = len(self._held)
+            text = self._decode(self._settled + self._held)
+        if not whole:
+            return ""
         piece = text[self._known :]
-        self._settled, self._held = self._held, []
+        self._settled, self._held = self._held[:whole], self._held[whole:]
         self._known = len(self._decode(self._settled))
         return piece

@@ -94,6 +94,7 @@ def test_metaspace_pieces_are_the_decode_of_the_whole(ids, sizes, skip):
 
 @UNHURRIED
 @given(st.text(st.sampled_from("Hello world,日語é😀\u200d \n<s>"), max_size=60), SIZES, st.booleans())
+@example("<<<<<<<\u200d\u200d\u200d😀", [9, 1], False)  # a run of twenty byte tokens, the last character cut
 def test_byte_fallback_pieces_are_the_decode_of_the_whole(text, sizes, skip):
     ids = LLAMA2.encode_now(text)
     pieces = streamed(LLAMA2, ids, sizes, skip_special_tokens=skip)
