@@ -101,8 +101,9 @@ class WindowStream:
         return self._decode(self._settled + self._held)[self._known :]
 
     def _push(self, fresh: list[int]) -> str:
-        """Settle what is whole.  A character lacks at most its last byte when three of its tokens are here; and one that
-        lacks it spoils the text of all byte tokens before it, so it is set aside before they are looked at."""
+        """Settle what is whole.  A character that lacks bytes spoils the text of all byte tokens before it: it is set
+        aside, at most three tokens of it, before they are looked at.
+        """
         self._held += fresh
         whole = len(self._held)
         text = self._decode(self._settled + self._held)
