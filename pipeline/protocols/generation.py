@@ -49,13 +49,14 @@ class Answer(Protocol):
 
 class Asked(msgspec.Struct, frozen=True):
     """A body as it was understood.  `answer(request)` begins the answer to what the engine is sent for it, and holds
-    `kept_bytes` until its end.
+    `kept_bytes` until its end.  `history_bytes`: JSON of earlier requests that the plan is made of as well.
     """
 
     model: ServedModel
     plan: MediaPlan
     answer: Callable[[EngineRequest], Answer]
     kept_bytes: int = 0
+    history_bytes: int = 0
 
 
 class Api(Protocol):
@@ -164,7 +165,8 @@ class GenerationRoute:
             asked = self._api.read(body, self._stations.catalog.serving)
             ticket.model = asked.model.model
             ticket.items = len(asked.plan.parts)
-            check_text(asked.model, len(body) - sum(len(part.url) for part in asked.plan.parts))
+            media_bytes = sum(len(part.url) for part in asked.plan.parts)
+            check_text(asked.model, len(body) + asked.history_bytes - media_bytes)
             begin_answer, kept_bytes = asked.answer, asked.kept_bytes
             preparing = self._stations.preparation.run(asked.model, asked.plan, ticket)
             del asked  # its messages are gone as soon as they are a prompt

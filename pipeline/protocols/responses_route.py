@@ -12,7 +12,7 @@ from pipeline.plan import ServedModel
 from pipeline.protocols import responses
 from pipeline.protocols.choice import Reading
 from pipeline.protocols.generation import Asked, ServingModel
-from pipeline.protocols.http import COMMENT_PING
+from pipeline.protocols.http import COMMENT_PING, MOST_PARSED_BYTES, parsed_bytes
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.responses import Item, ResponsesRequest
 from pipeline.protocols.responses_reply import Asking, ResponseAnswer
@@ -39,11 +39,13 @@ class ResponsesApi:
     def read(self, body: bytearray, serving: ServingModel) -> Asked:
         asked = responses.read(body)
         model = serving(asked.model)
-        history = self._history(asked.previous_response_id)
+        pieces = self._history(asked.previous_response_id)
+        history = [item for items in pieces for item in _ITEMS.decode(items)]
         plan = responses.plan_of(asked, history, model.sampling_defaults)
         kept = self._input(asked)
         asking = asking_of(asked, plan.sampling.temperature, kept)
-        return Asked(model, plan, self._answers(model, Reading(use=asked.tool_use), asking), len(kept or b""))
+        answer = self._answers(model, Reading(use=asked.tool_use), asking)
+        return Asked(model, plan, answer, len(kept or b""), sum(map(len, pieces)))
 
     def _answers(self, model: ServedModel, reading: Reading, asking: Asking) -> Any:
         """A function of its own, so that nothing of the body is held by the answer."""
@@ -53,8 +55,11 @@ class ResponsesApi:
 
         return answer
 
-    def _history(self, previous: str | None) -> list[Item]:
-        """Items of the conversation so far; their pictures are views of what the store keeps."""
+    def _history(self, previous: str | None) -> list[bytes]:
+        """The conversation so far, oldest first, as arrays of items; pictures will be views of what the store keeps.
+
+        Bodies that are small enough each must not be too much together: they become objects at the same time.
+        """
         if previous is None:
             return []
         chain = self._store.chain(previous)
@@ -64,7 +69,14 @@ class ResponsesApi:
                 f"Previous response with id '{previous[:80]}' not found.",
                 param="previous_response_id",
             )
-        return [item for kept in chain for items in (kept.input, kept.output) for item in _ITEMS.decode(items)]
+        pieces = [items for kept in chain for items in (kept.input, kept.output)]
+        if sum(map(parsed_bytes, pieces)) > MOST_PARSED_BYTES:
+            raise GatewayError(
+                "request_body_too_large",
+                "the conversation so far holds too many JSON values",
+                param="previous_response_id",
+            )
+        return pieces
 
     def _input(self, asked: ResponsesRequest) -> bytes | None:
         """A copy of the request's own items, each with an id, unless they are not to be kept, or too large."""

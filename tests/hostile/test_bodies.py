@@ -15,7 +15,7 @@ from pipeline.admission import Bodies, Grant
 from pipeline.errors import GatewayError
 from pipeline.protocols import http
 from pipeline.protocols.chat_route import ChatApi
-from tests.e2e.running import CHAT, MODEL, Running, image_part, picture, running, until
+from tests.e2e.running import CHAT, MODEL, Running, data_url, image_part, picture, running, until
 from tools.fuzzing.bodies import BODY, judged, pairs, places, written
 from tools.fuzzing.bodies import Bodies as BodySubject
 
@@ -208,7 +208,7 @@ def test_a_large_body_costs_the_frontend_a_few_times_itself(
     answer = gateway.call("POST", CHAT, body)
     assert answer.error == (status, code)
     assert len(answer.body) < 2000
-    assert private_bytes(gateway) - before < 5 * len(body)
+    assert private_bytes(gateway) - before < 5 * len(body) + 64 * MIB
     assert gateway.call("GET", "/liveness").status == 200
 
 
@@ -235,3 +235,29 @@ def test_bodies_that_wait_are_not_read(gateway: Running) -> None:
         client.close()
     gateway.given_back()
     assert gateway.chat([image_part(picture())]).status == 200
+
+
+def test_small_bodies_of_a_conversation_are_not_large_together(gateway: Running) -> None:
+    """Each turn is small enough; the chain of them would become objects all at once, at every further turn."""
+    message = {"role": "user", "content": [{"type": "input_text", "text": ""}]}
+    previous, answer = None, None
+    for _ in range(8):
+        body = {"model": MODEL, "input": [message] * 30_000, "previous_response_id": previous, "max_output_tokens": 2}
+        answer = gateway.call("POST", "/v1/responses", body)
+        if answer.status != 200:
+            break
+        previous = answer.json["id"]
+    assert answer is not None and answer.status in (400, 413)
+    assert answer.json["error"]["code"] in ("context_length_exceeded", "request_body_too_large")
+
+
+def test_pictures_of_a_conversation_do_not_pay_for_text(gateway: Running) -> None:
+    """What earlier turns hold of pictures is not taken from what this turn holds of text."""
+    content = [{"type": "input_image", "image_url": data_url(picture(900, 1400))}, {"type": "input_text", "text": "x"}]
+    first = gateway.call("POST", "/v1/responses", {"model": MODEL, "input": [{"role": "user", "content": content}]})
+    assert first.status == 200, first.body
+    text = "a" * (17 << 20)
+    body = {"model": MODEL, "input": text, "previous_response_id": first.json["id"]}
+    answer = gateway.call("POST", "/v1/responses", body)
+    assert answer.error == (400, "context_length_exceeded")
+    assert "bytes of text" in answer.message

@@ -211,12 +211,12 @@ def twist(chance: random.Random, value: Any) -> None:
         container[at:at] = [copy.deepcopy(container[at]) for _ in range(chance.choice((2, min(50, often), often)))]
 
 
-def make(chance: random.Random) -> bytes:
+def make(chance: random.Random, base: dict[str, Any] = BODY) -> bytes:
     """A body twisted in no to three places; half of them have fewer fields, and not always those that go together."""
-    body = Pairs(pairs(BODY))
+    body = Pairs(pairs(base))
     for _ in range(chance.choice((0, 0, chance.randrange(len(body))))):
         at = chance.randrange(len(body))
-        if body[at][0] not in ("model", "messages"):
+        if body[at][0] not in ("model", "messages", "input", "prompt"):
             del body[at]
     for _ in range(chance.choice((0, 1, 1, 1, 2, 3))):
         if places(body):

@@ -9,7 +9,7 @@ import json
 import random
 from typing import Any
 
-from tools.fuzzing import bodies
+from tools.fuzzing import apis, bodies
 from tools.fuzzing.bodies import anything, like, pairs, written
 from tools.fuzzing.formats import seeds
 from tools.fuzzing.live import Site, judged
@@ -62,17 +62,17 @@ class LiveBodies(LiveSubject):
     name = "live-bodies"
 
     def prepare(self) -> None:
-        self._url = b"data:image/png;base64," + base64.b64encode(seeds()["PNG"][4])
+        self._picture = base64.b64encode(seeds()["PNG"][4])
 
     def talk(self, chance: random.Random) -> str:
-        body = bodies.make(chance).replace(
-            b'"ignore_eos":true', b'"ignore_eos":false'
-        )  # the stand-in would go on for hours
+        path, base = chance.choice(apis.BODIES)
+        body = bodies.make(chance, base)
+        body = body.replace(b'"ignore_eos":true', b'"ignore_eos":false')  # the stand-in would go on for hours
         if chance.random() < 0.7:  # media that can be had
-            body = body.replace(b"data:image/png;base64,AAAA", self._url).replace(
-                b"http://127.0.0.1:9/a.png", self._url
-            )
-        return judged(*self.site.ask("POST", chance.choice((CHAT, CHAT, "/v1/messages")), body))
+            for nothing in (b"data:image/png;base64,AAAA", b"http://127.0.0.1:9/a.png"):
+                body = body.replace(nothing, b"data:image/png;base64," + self._picture)
+            body = body.replace(b'"data":"AAAA"', b'"data":"' + self._picture + b'"')
+        return judged(*self.site.ask("POST", path, body))
 
 
 class LivePictures(LiveSubject):
