@@ -5,7 +5,8 @@ from typing import Any
 from tools.fuzzing.bodies import BODY
 from tools.fuzzing.served import MODEL
 
-IMAGE = "data:image/png;base64,AAAA"
+RESULT = {"type": "text", "text": "x"}
+PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 
 MESSAGES: dict[str, Any] = {
     "model": MODEL,
@@ -21,7 +22,7 @@ MESSAGES: dict[str, Any] = {
             ],
         },
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": [1]}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}]}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [RESULT]}]},
     ],
     "stop_sequences": ["a"],
     "stream": False,
@@ -37,7 +38,7 @@ RESPONSES: dict[str, Any] = {
     "model": MODEL,
     "instructions": "Be kind.",
     "input": [
-        {"role": "user", "content": [{"type": "input_text", "text": "hi"}, {"type": "input_image", "image_url": IMAGE}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}, PICTURE]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "x"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]},
