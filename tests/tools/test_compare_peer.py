@@ -76,7 +76,6 @@ def test_a_gateway_that_does_not_start_is_named(capsys: pytest.CaptureFixture[st
     assert "exit code" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not (ROOT / "gateway.py").exists(), reason="no gateway.py in this tree")
 def test_the_whole_comparison_with_one_gateway_on_both_sides(tmp_path: Path) -> None:
     written = tmp_path / "peer.json"
     command = [sys.executable, "tools/compare_peer.py", "--peer", f"{sys.executable} gateway.py", "--quick"]

@@ -85,7 +85,6 @@ def test_replies_are_read_as_a_client_reads_them() -> None:
         streamed_text(stream)
 
 
-@pytest.mark.skipif(not (ROOT / "gateway.py").exists(), reason="no gateway.py in this tree")
 def test_the_whole_demo_succeeds_and_leaves_nothing() -> None:
     command = [sys.executable, "gateway.py", "--demo", "--once", "--port", str(free_port())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
