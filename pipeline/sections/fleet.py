@@ -1,0 +1,132 @@
+"""The models that are served and the workers that serve them.
+
+Sections of the configuration; the rules are told in `pipeline.sections`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from pipeline.absent import LATER_CALL_FORMATS, LATER_THINKING_FORMATS
+from pipeline.parsers import CallFormat, ThinkingFormat
+from pipeline.setting import MODEL, RETRIES, WORKERS, seconds, setting
+
+
+class Model(msgspec.Struct, frozen=True):
+    path: (
+        Annotated[
+            str,
+            setting(
+                MODEL,
+                "--model-path --model",
+                "Folder or hub id of the tokenizer bundle, for workers that name none.",
+                computed="what the worker names or serves",
+            ),
+        ]
+        | None
+    ) = None
+    tokenizer_path: (
+        Annotated[
+            str,
+            setting(
+                MODEL, "--tokenizer-path", "Folder or hub id of the tokenizer, if elsewhere.", computed="--model-path"
+            ),
+        ]
+        | None
+    ) = None
+    chat_template: (
+        Annotated[str, setting(MODEL, "--chat-template", "File that holds the chat template.", computed="the bundle's")]
+        | None
+    ) = None
+    tool_call_parser: (
+        Annotated[
+            CallFormat,
+            setting(
+                MODEL,
+                "--tool-call-parser",
+                "How models write calls of functions, for every model.",
+                computed="the worker's label, else by the model's name",
+                later=dict.fromkeys(LATER_CALL_FORMATS, "that parser"),
+            ),
+        ]
+        | None
+    ) = None
+    reasoning_parser: (
+        Annotated[
+            ThinkingFormat,
+            setting(
+                MODEL,
+                "--reasoning-parser",
+                "How models write reasoning, for every model.",
+                computed="the worker's label, else by the model's name",
+                later=dict.fromkeys(LATER_THINKING_FORMATS, "that parser"),
+            ),
+        ]
+        | None
+    ) = None
+
+
+class Workers(msgspec.Struct, frozen=True):
+    urls: Annotated[
+        tuple[str, ...],
+        setting(WORKERS, "--worker-urls", "Engine workers: grpc://host:port, grpcs://host:port or host:port."),
+    ] = ()
+    policy: Annotated[
+        Literal["round_robin", "random", "power_of_two", "consistent_hashing"],
+        setting(
+            WORKERS,
+            "--policy",
+            "How one of a model's workers is chosen.",
+            later=dict.fromkeys(
+                ("cache_aware", "least_load", "prefix_hash", "manual", "bucket", "passthrough"),
+                "that policy (choose from round_robin, random, power_of_two, consistent_hashing)",
+            ),
+        ),
+    ] = "round_robin"
+    startup_timeout_s: Annotated[
+        float, seconds(WORKERS, "--worker-startup-timeout-secs", "Longest wait for a new worker.")
+    ] = 1800.0
+    startup_check_interval_s: Annotated[
+        float, seconds(WORKERS, "--worker-startup-check-interval", "Pause between two tries of a new worker.")
+    ] = 30.0
+    health_enabled: Annotated[
+        bool, setting(WORKERS, "--disable-health-check", "Never ask workers how they are.", inverted=True)
+    ] = True
+    health_interval_s: Annotated[
+        float, seconds(WORKERS, "--health-check-interval-secs", "Pause between two health checks.", ge=1)
+    ] = 60.0
+    health_timeout_s: Annotated[
+        float, seconds(WORKERS, "--health-check-timeout-secs", "Longest health check.", ge=1)
+    ] = 5.0
+    failure_threshold: Annotated[
+        int, setting(WORKERS, "--health-failure-threshold", "Failed checks in a row that take a worker out.", ge=1)
+    ] = 3
+    success_threshold: Annotated[
+        int, setting(WORKERS, "--health-success-threshold", "Good checks in a row that bring a worker back.", ge=1)
+    ] = 2
+    retry_attempts: Annotated[
+        int,
+        setting(
+            RETRIES,
+            "--retry-max-retries",
+            "Attempts in all, the first one included.",
+            ge=1,
+            refusal="Must be >= 1 (set to 1 to effectively disable retries)",
+        ),
+    ] = 5
+    retry_initial_backoff_s: Annotated[
+        float,
+        setting(
+            RETRIES, "--retry-initial-backoff-ms", "Pause before the second attempt.", ge=0, unit="ms", scale=0.001
+        ),
+    ] = 0.05
+    retry_max_backoff_s: Annotated[
+        float,
+        setting(RETRIES, "--retry-max-backoff-ms", "Longest pause between attempts.", ge=0, unit="ms", scale=0.001),
+    ] = 30.0
+    retry_backoff_multiplier: Annotated[
+        float, setting(RETRIES, "--retry-backoff-multiplier", "Each pause is this times the one before.", ge=1)
+    ] = 1.5
+    retry_jitter: Annotated[
+        float, setting(RETRIES, "--retry-jitter-factor", "Share of a pause that is left to chance.", ge=0, le=1)
+    ] = 0.2
