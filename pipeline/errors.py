@@ -34,6 +34,7 @@ STATUS_OF_CODE = {
     "stream_options_requires_stream": 400,
     "tool_choice_requires_tools": 400,
     "thinking_budget_exceeds_max_tokens": 400,
+    "thread_unsupported_request": 400,
     "tokenizer_not_found": 400,
     "input_items_empty": 400,
     "convert_request_failed": 400,

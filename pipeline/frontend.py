@@ -407,10 +407,17 @@ def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> li
 
 
 def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
-    """Anthropic's SDKs send their key in a header of their own."""
+    """Anthropic's SDKs send their key and read the request's id in headers of their own."""
     messages, count = GenerationRoute(stations, MessagesApi()), CountTokensRoute(stations, counter)
     return [
-        Route("POST", path, handler, prefix="msg_", admitted=True, key_header="x-api-key", error_body=anthropic_error)
+        Route(
+            *("POST", path, handler),
+            prefix="msg_",
+            admitted=True,
+            key_header="x-api-key",
+            id_header="request-id",
+            error_body=anthropic_error,
+        )
         for path, handler in (("/v1/messages", messages.handle), ("/v1/messages/count_tokens", count.handle))
     ]
 

@@ -75,6 +75,7 @@ class Ticket:
         self.worker = ""
         self.code = ""
         self.message = ""  # of the error answered with, as the client reads it
+        self.id_header: str | None = None  # in which an API tells the id beside `x-request-id`
         self.is_answering = False  # the status line is out
         self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
 

@@ -54,6 +54,7 @@ MEANINGS: Mapping[str, str] = {
     "tokenizer_not_found": "Tokenizing: no worker serves the model.",
     "no_workers": "No worker is registered.",
     "thinking_budget_exceeds_max_tokens": "Messages: `thinking.budget_tokens` is not below `max_tokens`.",
+    "thread_unsupported_request": "Messages: no conversation is kept for `thread`; SDKs then send all of it each time.",
     "tool_choice_function_not_found": "`tool_choice` names a function that is not among `tools`.",
     "unsupported_parameter": "A field this version cannot honour; it is refused rather than ignored.",
     "process_messages_failed": "The chat template could not render the messages.",

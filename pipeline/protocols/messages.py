@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from engines.base import Modality, Sampling
+from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
 from pipeline.protocols.parts import UINT32, decode_body, raw_string
-from pipeline.tooluse import ToolUse
+from pipeline.tooluse import ToolUse, schema_constraint
 
 _ABSENT = msgspec.Raw(b"null")
 
@@ -68,8 +68,23 @@ class ToolChoice(msgspec.Struct, frozen=True):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(msgspec.Struct, frozen=True):
+    """What the text of the answer is held to."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
 class Prompt(msgspec.Struct, frozen=True):
-    """What a prompt is made of: all of a request that counting tokens needs."""
+    """What a prompt is made of: all of a request that counting tokens needs.
+
+    `thread`: a conversation the server is to keep, or has kept.
+    """
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
@@ -77,6 +92,8 @@ class Prompt(msgspec.Struct, frozen=True):
     thinking: Thinking | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    thread: dict[str, Any] | None = None
 
     @property
     def thinks(self) -> bool:
@@ -104,6 +121,15 @@ class MessagesRequest(Prompt, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=UINT32)] | None = None
     stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=64)] | None = None
+    output_format: OutputFormat | None = None  # its place in Anthropic's beta; SDKs of then still write it
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What holds the output; calls that must be made come before a format of the answer."""
+        config = self.output_config
+        wanted = (config.format if config is not None else None) or self.output_format
+        asked = None if wanted is None else schema_constraint(wanted.schema, "output_config.format.schema")
+        return self.tool_use.constraint or asked
 
 
 _REQUEST = msgspec.json.Decoder(MessagesRequest)
@@ -114,6 +140,7 @@ def read(body: bytes | bytearray) -> MessagesRequest:
     """The request; GatewayError for what does not parse or is out of range."""
     request = decode_body(_REQUEST, body)
     check_prompt(request)
+    request.constraint  # noqa: B018  (raises)
     thinking = request.thinking
     if thinking is not None and thinking.budget_tokens is not None and thinking.budget_tokens >= request.max_tokens:
         raise GatewayError(
@@ -132,6 +159,10 @@ def read_prompt(body: bytes | bytearray) -> Prompt:
 
 
 def check_prompt(prompt: Prompt) -> None:
+    if prompt.thread is not None:  # Anthropic's SDK then sends the whole conversation each time
+        raise GatewayError(
+            "thread_unsupported_request", "thread: conversations are not kept here, send all of it", param="thread"
+        )
     prompt.tool_use  # noqa: B018  (raises)
     thinking = prompt.thinking
     if thinking is not None and thinking.type == "enabled" and thinking.budget_tokens is None:
@@ -175,6 +206,8 @@ def template_variables(prompt: Prompt) -> dict[str, Any]:
         found["tools"] = [function.shown() for function in shown]
     if prompt.thinking is not None:
         found["enable_thinking"] = prompt.thinks
+    if prompt.output_config is not None and prompt.output_config.effort is not None:
+        found["reasoning_effort"] = prompt.output_config.effort
     return found
 
 
@@ -194,7 +227,7 @@ def sampling_of(request: MessagesRequest, defaults: Mapping[str, Any]) -> Sampli
         repetition_penalty=defaults.get("repetition_penalty"),
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),
-        constraint=request.tool_use.constraint,
+        constraint=request.constraint,
     )
 
 

@@ -18,16 +18,15 @@ def openai_error(error: GatewayError, request_id: str) -> dict[str, Any]:
 
 def anthropic_error(error: GatewayError, request_id: str) -> dict[str, Any]:
     """Anthropic's shape; `code` and `param` are in it as well, for whoever branches on ours."""
-    return {
-        "type": "error",
-        "error": {
-            "type": anthropic_kind(error.status),
-            "message": error.message,
-            "code": error.code,
-            "param": error.param,
-        },
-        "request_id": request_id,
+    told: dict[str, Any] = {
+        "type": anthropic_kind(error.status),
+        "message": error.message,
+        "code": error.code,
+        "param": error.param,
     }
+    if error.code == "thread_unsupported_request":  # where its SDK looks for what it does without
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def anthropic_kind(status: int) -> str:

@@ -1,0 +1,143 @@
+"""OpenAI's SDK on the Responses API: items, pictures, functions, schemas, and conversations that the gateway keeps."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.running import MODEL, Running, data_url
+from tests.sdk.questions import ARGUMENTS, CALL, FORECAST, ROME, SCREEN, SEEN, Weather, say
+from tests.sdk.sides import events, of, opened
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+    "strict": False,
+}
+
+
+def screenshot() -> list[dict[str, Any]]:
+    picture = {"type": "input_image", "image_url": data_url(SCREEN), "detail": "auto"}
+    return [{"role": "user", "content": [{"type": "input_text", "text": "What is this?"}, picture]}]
+
+
+async def test_words_and_usage(chatgpt: Any) -> None:
+    answer = await of(chatgpt.responses.create(model=MODEL, input=say("Hello."), instructions="Be kind."))
+    assert answer.output_text == "Hello." and answer.status == "completed" and answer.error is None
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+async def test_a_picture_whole_and_streamed(chatgpt: Any) -> None:
+    whole = await of(chatgpt.responses.create(model=MODEL, input=screenshot()))
+    assert SEEN in whole.output_text
+    told = await events(await of(chatgpt.responses.create(model=MODEL, input=screenshot(), stream=True)))
+    assert "".join(event.delta for event in told if event.type == "response.output_text.delta") == whole.output_text
+    assert told[-1].type == "response.completed" and told[-1].response.output_text == whole.output_text
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+
+
+async def test_a_function_is_called_and_answered(chatgpt: Any) -> None:
+    asked = await of(chatgpt.responses.create(model=MODEL, input=say(CALL), tools=[TOOL], tool_choice="auto"))
+    (call,) = asked.output
+    assert call.type == "function_call" and call.name == "weather"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    by_items = await of(
+        chatgpt.responses.create(
+            model=MODEL, input=[{"role": "user", "content": say(CALL)}, call, result], tools=[TOOL]
+        )
+    )
+    by_id = await of(chatgpt.responses.create(model=MODEL, input=[result], tools=[TOOL], previous_response_id=asked.id))
+    assert by_items.usage.input_tokens == by_id.usage.input_tokens > asked.usage.input_tokens
+    assert "sunny" in by_items.output_text and by_id.output_text == by_items.output_text
+
+
+async def test_the_stream_helper_puts_items_together(chatgpt: Any) -> None:
+    async with opened(chatgpt.responses.stream(model=MODEL, input=say(f"Wait. {CALL}"), tools=[TOOL])) as stream:
+        kinds = [event.type for event in await events(stream)]
+        final = await of(stream.get_final_response())
+    words, call = final.output
+    assert words.content[0].text == "Wait. " and json.loads(call.arguments) == ARGUMENTS
+    assert kinds.count("response.function_call_arguments.done") == 1 and kinds[-1] == "response.completed"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_answer_in_a_shape(chatgpt: Any, gateway: Running, is_streamed: bool) -> None:
+    asked = {"model": MODEL, "input": say(FORECAST), "text_format": Weather}
+    if is_streamed:
+        async with opened(chatgpt.responses.stream(**asked)) as stream:
+            await events(stream)
+            answer = await of(stream.get_final_response())
+    else:
+        answer = await of(chatgpt.responses.parse(**asked))
+    assert answer.output_parsed == ROME
+    assert '"days"' in gateway.seen("generate")[-1]["message"]["sampling_params"]["json_schema"]
+
+
+async def test_reasoning_is_an_item(chatgpt: Any) -> None:
+    asked = {"model": MODEL, "reasoning": {"effort": "low", "summary": "auto"}}
+    answer = await of(chatgpt.responses.create(input=say("<think>Hm.</think>Yes."), **asked))
+    assert [item.type for item in answer.output] == ["reasoning", "message"] and answer.output_text == "Yes."
+    assert answer.output[0].content[0].text == "Hm."
+
+
+async def test_a_conversation_with_a_picture_is_kept(chatgpt: Any) -> None:
+    first = await of(chatgpt.responses.create(model=MODEL, input=screenshot()))
+    second = await of(chatgpt.responses.create(model=MODEL, input="And now?", previous_response_id=first.id))
+    assert SEEN in second.output_text and second.previous_response_id == first.id
+    assert (await of(chatgpt.responses.retrieve(first.id))).output_text == first.output_text
+    items = [item async for item in page_of(await of(chatgpt.responses.input_items.list(first.id)))]
+    assert [part.type for part in items[0].content] == ["input_text", "input_image"]
+    with pytest.raises(openai.BadRequestError) as raised:
+        await of(chatgpt.responses.cancel(first.id))
+    assert raised.value.code == "response_already_completed"
+    await of(chatgpt.responses.delete(first.id))
+    with pytest.raises(openai.NotFoundError):
+        await of(chatgpt.responses.retrieve(first.id))
+    with pytest.raises(openai.BadRequestError) as raised:
+        await of(chatgpt.responses.create(model=MODEL, input="And?", previous_response_id=second.id))
+    assert raised.value.code == "previous_response_not_found"
+
+
+async def page_of(page: Any) -> Any:
+    """Every item, over pages, by either client."""
+    for item in page.data:
+        yield item
+    while page.has_next_page():
+        page = await of(page.get_next_page())
+        for item in page.data:
+            yield item
+
+
+async def test_input_items_over_pages(chatgpt: Any) -> None:
+    given = [{"role": "user", "content": f"number {number}"} for number in range(5)]
+    answer = await of(chatgpt.responses.create(model=MODEL, input=given))
+    first = await of(chatgpt.responses.input_items.list(answer.id, limit=2, order="asc"))
+    found = [item.content async for item in page_of(first)]
+    assert [content if isinstance(content, str) else content[0].text for content in found] == [
+        message["content"] for message in given
+    ]
+
+
+async def test_the_limit_makes_it_incomplete(chatgpt: Any) -> None:
+    answer = await of(chatgpt.responses.create(model=MODEL, input=say("one two three"), max_output_tokens=2))
+    assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_an_error_in_mid_stream(chatgpt: Any) -> None:
+    stream = await of(chatgpt.responses.create(model=MODEL, input="[[fault break=INTERNAL]]", stream=True))
+    told = await events(stream)
+    assert told[-1].type == "response.failed" and told[-1].response.error.code == "worker_stream_failed"
+
+
+async def test_errors_are_the_sdks_own(chatgpt: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await of(chatgpt.responses.create(model="nobody", input="hi"))
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as empty:
+        await of(chatgpt.responses.create(model=MODEL, input=[]))
+    assert empty.value.code == "input_items_empty"
+    with pytest.raises(openai.BadRequestError) as hosted:
+        await of(chatgpt.responses.create(model=MODEL, input="hi", tools=[{"type": "web_search"}]))
+    assert hosted.value.code == "unsupported_parameter"
