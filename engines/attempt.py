@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.base import EngineError, EngineRequest, Event, Observer
+from engines.breaker import Trial
 from engines.engine import Engine, Replies
 from engines.scatter import Drain
 from engines.transport import Placement, Transport
@@ -78,6 +79,7 @@ class Attempt:
         self._has_answered = False
         self._is_ended = False  # by the engine: a status, or the end of the stream
         self._is_regular = False  # every choice has its end
+        self._trial: Trial  # from the first step of `events` on
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """The engine's events; EngineError with the worker's URL, `started` when an event was given before."""
@@ -85,6 +87,7 @@ class Attempt:
         if (client := worker.client) is None:
             raise EngineError("UNAVAILABLE", "the worker is not introduced yet", worker=worker.url)
         worker.begin()
+        self._trial = worker.breaker.begin()
         around.observer.worker_load(worker.url, worker.load)
         placement: Placement | None = None
         try:
@@ -95,8 +98,11 @@ class Attempt:
         except EngineError as error:
             error.worker = error.worker or worker.url
             error.started = error.started or self._has_answered
+            if self._is_sent and self._trial.failed(error.status):
+                around.observer.breaker_outcome(worker.url, failed=True)
             raise
         finally:
+            self._trial.end()
             worker.finish()
             around.observer.worker_load(worker.url, worker.load)
             self._abort_if_dropped(client)
@@ -113,7 +119,8 @@ class Attempt:
                 if messages % _MESSAGES_A_TURN == 0:
                     await asyncio.sleep(0)
                 event = replies.event(message)
-                self._is_regular = replies.all_finished
+                if replies.all_finished:
+                    self._ends_well()
                 if not self._has_answered:
                     self._engine_has_all(placement)
                 try:
@@ -164,9 +171,15 @@ class Attempt:
 
     def _engine_has_all(self, placement: Placement) -> None:
         self._has_answered = True
+        self._trial.answered()
         self._answered()
         if placement.fresh:
             self._around.in_background(self._around.transport.end(placement, consumed=True))
+
+    def _ends_well(self) -> None:
+        self._is_regular = True
+        self._trial.finished()
+        self._around.observer.breaker_outcome(self._worker.url, failed=False)
 
     async def _last_word(self, stream: "Stream[Any]", replies: Replies) -> None:
         """Let the engine end the call; a status after the last choice's end changes nothing any more."""

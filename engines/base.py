@@ -337,6 +337,12 @@ class Observer(Protocol):
 
     def worker_selected(self, worker: str, policy: str) -> None: ...
 
+    def breaker_changed(self, worker: str, before: str, after: str) -> None:
+        """Words of `engines.breaker.BreakerState`."""
+
+    def breaker_outcome(self, worker: str, failed: bool) -> None:
+        """One that counts for the worker's circuit breaker."""
+
     def retried(self, worker_type: str) -> None: ...
 
     def send_seconds(self, seconds: float) -> None: ...

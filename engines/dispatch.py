@@ -120,7 +120,7 @@ class Dispatcher:
 
     def outlook(self, model: str, modalities: Iterable[Modality]) -> Outlook:
         """Raises NoWorker and ModalityRefused, as `generate` would."""
-        workers = self._able(self._registry.workers_of(model), model, modalities)
+        workers = self._able(self._available(model), model, modalities)
         forms = [self.form_of(worker) for worker in workers]
         form = random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
@@ -141,7 +141,7 @@ class Dispatcher:
         connection.
         """
         workers = self._able(
-            await self._healthy(request.model), request.model, [batch.modality for batch in request.media]
+            await self._examined(request.model), request.model, [batch.modality for batch in request.media]
         )
         workers = _willing(workers, request)
         fitting = [worker for worker in workers if self.fits(request, worker)]
@@ -173,16 +173,19 @@ class Dispatcher:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _healthy(self, model: str) -> list[Worker]:
-        healthy = self._registry.workers_of(model)
-        if healthy:
-            return healthy
+    def _available(self, model: str) -> list[Worker]:
+        return [worker for worker in self._registry.workers_of(model) if worker.is_available]
+
+    async def _examined(self, model: str) -> list[Worker]:
+        """Those available, after a while for the ones that are just examined when there is no other."""
+        if self._registry.workers_of(model):
+            return self._available(model)
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXAMINATION_S):
                 for worker in self._registry.workers_of(model, healthy_only=False):
                     if worker.is_stale:
                         await worker.examined.wait()
-        return self._registry.workers_of(model)
+        return self._available(model)
 
     def _able(self, workers: list[Worker], model: str, modalities: Iterable[Modality]) -> list[Worker]:
         """Those that take every modality."""

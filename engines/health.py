@@ -183,6 +183,7 @@ class Life:
     def _is_ready(self) -> None:
         worker = self._worker
         worker.status, worker.is_stale, worker.failure = Status.READY, False, ""
+        worker.breaker.try_again()
         self._observer.worker_health(worker.url, True)
         log.info("worker %s: ready, serves %s on %s", worker.url, worker.model_id, worker.runtime)
 

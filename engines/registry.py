@@ -20,6 +20,7 @@ from typing import ClassVar
 import msgspec
 
 from engines.base import Observer
+from engines.breaker import Breaker, BreakerSettings, BreakerState
 from engines.channel import WorkerChannels, parse_url
 from engines.health import HealthSettings, Life
 from engines.worker import Status, Worker, WorkerSpec
@@ -35,6 +36,7 @@ class RegistrySettings(msgspec.Struct, frozen=True):
     """
 
     health: HealthSettings = HealthSettings()
+    breaker: BreakerSettings = BreakerSettings()
     drain_settle_s: float = 5.0
     drain_grace_s: float = 180.0
     connect_timeout_s: float = 10.0
@@ -126,7 +128,7 @@ class Registry:
         url = canonical_url(spec.url)
         _check_spec(spec)
         self._make_room(url)
-        worker = Worker(spec, url)
+        worker = Worker(spec, url, self._breaker(url))
         channels = WorkerChannels(url, connect_timeout_s=self._settings.connect_timeout_s)
         self._workers[worker.id] = worker
         self._channels[worker.id] = channels
@@ -159,6 +161,14 @@ class Registry:
             channels.close()
         for keep in (self._workers, self._channels, self._lives, self._drains):
             keep.clear()
+
+    def _breaker(self, url: str) -> Breaker:
+        def changed(before: BreakerState, after: BreakerState) -> None:
+            level = logging.WARNING if after is BreakerState.OPEN else logging.INFO
+            log.log(level, "worker %s: circuit breaker %s, was %s", url, after.value, before.value)
+            self._observer.breaker_changed(url, before.value, after.value)
+
+        return Breaker(self._settings.breaker, changed)
 
     def _make_room(self, url: str) -> None:
         for other in self.workers:

@@ -14,6 +14,7 @@ import msgspec
 
 from engines import labels
 from engines.base import EngineError, EngineRequest, Form, Modality
+from engines.breaker import Breaker, BreakerSettings
 from engines.engine import Engine
 from engines.transport import Mode
 
@@ -74,10 +75,11 @@ class Worker:
     """`url` is canonical (`grpc://host:port`); `client` is None until the engine was recognised.
 
     `is_stale` is set while its connection was lost and the labels were not read again: the engine behind the URL may
-    be another one.  `failure` says why it is not ready, for logs and `describe`.
+    be another one.  `failure` says why it is not ready, for logs and `describe`.  `breaker` counts how its requests
+    end.
     """
 
-    def __init__(self, spec: WorkerSpec, url: str) -> None:
+    def __init__(self, spec: WorkerSpec, url: str, breaker: Breaker | None = None) -> None:
         self.id = str(uuid4())
         self.spec = spec
         self.url = url
@@ -90,6 +92,7 @@ class Worker:
         self.client: Engine | None = None
         self.failure = ""
         self.load = 0
+        self.breaker = breaker or Breaker(BreakerSettings(disabled=True))
         self.examined = asyncio.Event()  # the labels were read, or that failed, since the connection was lost
         self.idle = asyncio.Event()
         self.idle.set()
@@ -112,8 +115,13 @@ class Worker:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it may be given requests."""
+        """Whether its engine is there, and well by its own word."""
         return self.status is Status.READY and not self.is_stale
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it may be given a request now."""
+        return self.is_healthy and self.breaker.admits
 
     @property
     def model_names(self) -> frozenset[str]:
@@ -212,6 +220,7 @@ class Worker:
             "is_healthy": self.is_healthy,
             "status": self.status.value,
             "load": self.load,
+            "circuit_breaker": {"state": self.breaker.state.value, "failures": self.breaker.failures},
         }
         shown.update(self.kv)
         if self.failure and not self.is_healthy:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 LATER_FLAGS: Mapping[str, str] = {
     "an RDMA lane": "--mm-pixel-rdma --rdma-listen-ip --rdma-slot-ttl-s",
     "a rate limit": "--rate-limit-tokens-per-second",
-    "a circuit breaker": "--cb-failure-threshold --cb-success-threshold --cb-timeout-duration-secs "
-    "--cb-window-duration-secs",
     "tenant keys": "--tenant-api-key",
     "configurable buckets": "--prometheus-duration-buckets",
     "log files": "--log-dir",
@@ -79,7 +77,6 @@ NEVER_FLAGS: Mapping[str, str] = {
 
 # Switches of SMG's whose effect is always in force here.
 MOOT_FLAGS: Mapping[str, str] = {
-    "--disable-circuit-breaker": "Accepted for SMG's command lines; this version has no circuit breaker.",
     "--disable-load-monitoring": "Accepted for SMG's command lines; engines are not polled for their load.",
 }
 

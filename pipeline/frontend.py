@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 
 from engines.base import Modality
+from engines.breaker import BreakerSettings
 from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
 from engines.health import HealthSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
@@ -34,11 +35,9 @@ from pipeline.fetch_once import SharingFetcher
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
-from pipeline.openapi import document_route
 from pipeline.pixels import PixelMaker
 from pipeline.poolwork import PoolWork
 from pipeline.prepare import Preparation
-from pipeline.protocols import described
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
 from pipeline.protocols.completions_route import CompletionsApi
@@ -206,8 +205,16 @@ class Frontend:
             success_threshold=workers.success_threshold,
             disabled=not workers.health_enabled,
         )
+        breaker = BreakerSettings(
+            failure_threshold=workers.breaker_failures,
+            success_threshold=workers.breaker_successes,
+            timeout_duration_s=workers.breaker_timeout_s,
+            window_duration_s=workers.breaker_window_s,
+            disabled=not workers.breaker_enabled,
+        )
         settings = RegistrySettings(
             health=health,
+            breaker=breaker,
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
         )
@@ -315,6 +322,8 @@ class Frontend:
     def _refresh_gauges(self) -> None:
         """At every scrape: what is read is true now."""
         pool, metrics = self._pool, self._metrics
+        for worker in self._registry.workers:
+            metrics.breaker_state(worker.url, worker.breaker.state.value)
         metrics.pool(pool.busy, pool.queued, pool.processes_alive)
         counts = pool.statistics
         for reason, total in (("renewed", counts.retired), ("died", counts.deaths - counts.retired)):
@@ -388,16 +397,24 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
 
 
 def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> list[Route]:
-    """A route's `about` is what `/openapi.json` says of it."""
-    chat, about = GenerationRoute(stations, ChatApi()), described.chat.CHAT
-    routes = [
+    chat = GenerationRoute(stations, ChatApi())
+    return [
         *_messages_routes(stations, counter),
         *_responses_routes(stations),
         *_text_routes(stations),
-        Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True, about=about),
-        *_admin_routes(admin),
+        Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
+        Route("GET", "/v1/models", admin.models, guarded=False),
+        Route("GET", "/v1/models/{id}", admin.model, guarded=False, pattern="/v1/models/{id:.+}"),
+        Route("GET", "/get_model_info", admin.model_info),
+        Route("GET", "/get_server_info", admin.server_info),
+        Route("GET", "/health", admin.health, guarded=False),
+        Route("GET", "/liveness", admin.liveness, guarded=False),
+        Route("GET", "/readiness", admin.readiness, guarded=False),
+        Route("GET", "/workers", admin.list_workers),
+        Route("POST", "/workers", admin.add_worker),
+        Route("GET", "/workers/{id}", admin.get_worker),
+        Route("DELETE", "/workers/{id}", admin.remove_worker),
     ]
-    return [*routes, document_route(routes, stations.config)]
 
 
 def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
@@ -411,12 +428,8 @@ def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
             key_header="x-api-key",
             id_header="request-id",
             error_body=anthropic_error,
-            about=about,
         )
-        for path, handler, about in (
-            ("/v1/messages", messages.handle, described.messages.MESSAGES),
-            ("/v1/messages/count_tokens", count.handle, described.messages.COUNT_TOKENS),
-        )
+        for path, handler in (("/v1/messages", messages.handle), ("/v1/messages/count_tokens", count.handle))
     ]
 
 
@@ -424,40 +437,22 @@ def _responses_routes(stations: Stations) -> list[Route]:
     keeping = stations.config.responses
     most = keeping.most if keeping.backend == "memory" else 0
     store = ResponseStore(most=most, most_bytes=keeping.most_bytes, retention_s=keeping.retention_s)
-    api, kept, about = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store), described.responses
+    api, kept = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store)
     return [
-        Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True, about=about.RESPONSES),
-        Route("GET", "/v1/responses/{id}", kept.get, about=about.GET_RESPONSE),
-        Route("DELETE", "/v1/responses/{id}", kept.delete, about=about.DELETE_RESPONSE),
-        Route("GET", "/v1/responses/{id}/input_items", kept.input_items, about=about.INPUT_ITEMS),
-        Route("POST", "/v1/responses/{id}/cancel", kept.cancel, about=about.CANCEL_RESPONSE),
+        Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True),
+        Route("GET", "/v1/responses/{id}", kept.get),
+        Route("DELETE", "/v1/responses/{id}", kept.delete),
+        Route("GET", "/v1/responses/{id}/input_items", kept.input_items),
+        Route("POST", "/v1/responses/{id}/cancel", kept.cancel),
     ]
 
 
 def _text_routes(stations: Stations) -> list[Route]:
     completions, tokens = GenerationRoute(stations, CompletionsApi()), TokenRoutes(stations)
-    about = described.completions.COMPLETIONS
     return [
-        Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True, about=about),
-        Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True, about=described.tokens.TOKENIZE),
-        Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True, about=described.tokens.DETOKENIZE),
-    ]
-
-
-def _admin_routes(admin: AdminRoutes) -> list[Route]:
-    models, workers, any_id = described.models, described.workers, "/v1/models/{id:.+}"
-    return [
-        Route("GET", "/v1/models", admin.models, guarded=False, about=models.MODELS),
-        Route("GET", "/v1/models/{id}", admin.model, guarded=False, pattern=any_id, about=models.MODEL),
-        Route("GET", "/get_model_info", admin.model_info, about=models.MODEL_INFO),
-        Route("GET", "/get_server_info", admin.server_info, about=models.SERVER_INFO),
-        Route("GET", "/health", admin.health, guarded=False, about=models.HEALTH),
-        Route("GET", "/liveness", admin.liveness, guarded=False, about=models.LIVENESS),
-        Route("GET", "/readiness", admin.readiness, guarded=False, about=models.READINESS),
-        Route("GET", "/workers", admin.list_workers, about=workers.LIST_WORKERS),
-        Route("POST", "/workers", admin.add_worker, about=workers.ADD_WORKER),
-        Route("GET", "/workers/{id}", admin.get_worker, about=workers.GET_WORKER),
-        Route("DELETE", "/workers/{id}", admin.remove_worker, about=workers.REMOVE_WORKER),
+        Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True),
+        Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True),
+        Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True),
     ]
 
 

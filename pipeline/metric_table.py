@@ -75,6 +75,9 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _counter("smg_router_tokens_total", (*_GENERATED, "token_type"), "Tokens; token_type is input or output"),
     # workers
     _gauge("smg_worker_health", ("worker",), "1 while the worker is healthy, else 0"),
+    _gauge("smg_worker_cb_state", ("worker",), "The worker's circuit breaker: 0 closed, 1 open, 2 half-open"),
+    _counter("smg_worker_cb_transitions_total", ("worker", "from", "to"), "Changes of a circuit breaker's state"),
+    _counter("smg_worker_cb_outcomes_total", ("worker", "outcome"), "What circuit breakers count: success or failure"),
     _gauge("smg_worker_requests_active", ("worker",), "Requests running on the worker"),
     _counter(
         "smg_worker_selection_total",

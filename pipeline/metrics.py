@@ -30,6 +30,9 @@ _MAX_VALUES = 256  # of any other label
 # The parts of SMG's router labels that never vary here: gRPC to engines.
 _ROUTER, _BACKEND, _MODE = "grpc", "regular", "grpc"
 
+_BREAKER_STATES = ("closed", "open", "half_open")  # the gauge's values
+_WORKER_SERIES = frozenset(one.name for one in DECLARATIONS if one.labels[:1] == ("worker",))
+
 _Family = Counter | Gauge | Histogram
 
 
@@ -178,6 +181,16 @@ class Metrics:
     def segment_failed(self, runtime: str) -> None:
         self._counter("smg_mm_shm_write_failures_total", runtime).inc()
 
+    def breaker_state(self, worker: str, state: str) -> None:
+        self._gauge("smg_worker_cb_state", self._workers.of(worker)).set(_BREAKER_STATES.index(state))
+
+    def breaker_changed(self, worker: str, before: str, after: str) -> None:
+        self._counter("smg_worker_cb_transitions_total", self._workers.of(worker), before, after).inc()
+
+    def breaker_outcome(self, worker: str, failed: bool) -> None:
+        outcome = "failure" if failed else "success"
+        self._counter("smg_worker_cb_outcomes_total", self._workers.of(worker), outcome).inc()
+
     def worker_health(self, worker: str, healthy: bool) -> None:
         self._gauge("smg_worker_health", self._workers.of(worker)).set(1 if healthy else 0)
 
@@ -187,9 +200,9 @@ class Metrics:
     def worker_removed(self, worker: str) -> None:
         """Its series end; a worker that comes back starts new ones."""
         self._workers.forget(worker)
-        for name in ("smg_worker_health", "smg_worker_requests_active"):
-            if self._children.pop((name, worker), None) is not None:
-                self._families[name].remove(worker)
+        for key in [key for key in self._children if key[0] in _WORKER_SERIES and key[1] == worker]:
+            del self._children[key]
+            self._families[key[0]].remove(*key[1:])
 
     def worker_selected(self, worker: str, policy: str, model: str = "unknown") -> None:
         labels = (_BACKEND, _MODE, self._model(model), self._word("policy", policy))

@@ -104,6 +104,26 @@ class Workers(msgspec.Struct, frozen=True):
     success_threshold: Annotated[
         int, setting(WORKERS, "--health-success-threshold", "Good checks in a row that bring a worker back.", ge=1)
     ] = 2
+    breaker_enabled: Annotated[
+        bool,
+        setting(
+            RETRIES, "--disable-circuit-breaker", "Never leave a worker out because its requests fail.", inverted=True
+        ),
+    ] = True
+    breaker_failures: Annotated[
+        int,
+        setting(RETRIES, "--cb-failure-threshold", "Failures in a row that open a worker's circuit breaker.", ge=1),
+    ] = 10
+    breaker_successes: Annotated[
+        int, setting(RETRIES, "--cb-success-threshold", "Answers that close one that is half-open.", ge=1)
+    ] = 3
+    breaker_timeout_s: Annotated[
+        float,
+        seconds(RETRIES, "--cb-timeout-duration-secs", "Time until one that is open lets some requests through.", ge=1),
+    ] = 60.0
+    breaker_window_s: Annotated[
+        float, seconds(RETRIES, "--cb-window-duration-secs", "Time within which the failures must be.", ge=1)
+    ] = 120.0
     retry_attempts: Annotated[
         int,
         setting(

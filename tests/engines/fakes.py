@@ -20,12 +20,20 @@ class Figures:
     selected: list = field(default_factory=list)  # (worker, policy)
     retries: list = field(default_factory=list)
     sends: list = field(default_factory=list)
+    breakers: list = field(default_factory=list)  # (worker, before, after)
+    outcomes: list = field(default_factory=list)  # (worker, failed)
 
     def tensor_sent(self, runtime, path, nbytes):
         self.tensors.append((runtime, path, nbytes))
 
     def segment_failed(self, runtime):
         self.failures.append(runtime)
+
+    def breaker_changed(self, worker, before, after):
+        self.breakers.append((worker, before, after))
+
+    def breaker_outcome(self, worker, failed):
+        self.outcomes.append((worker, failed))
 
     def worker_health(self, worker, healthy):
         self.health.append((worker, healthy))

@@ -29,6 +29,7 @@ from engines.base import (
     Sampling,
     Tensor,
 )
+from engines.breaker import BreakerSettings, BreakerState
 from engines.dispatch import RETRIED, Dispatcher, DispatchSettings, RetrySettings, _Media, is_retried
 from engines.health import HealthSettings
 from engines.registry import Registry, RegistrySettings
@@ -49,12 +50,13 @@ UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9
 class Bench:
     """Engines, a registry that knows them, a dispatcher, and what it reported."""
 
-    def __init__(self, directory, *, retry=QUICK, policy="round_robin", encoder_dtypes=None, **transport):
+    def __init__(self, directory, *, retry=QUICK, policy="round_robin", encoder_dtypes=None, breaker=None, **transport):
         self.figures = Figures()
         self.store = DirectoryStore(directory)
         self.free = []
         health = HealthSettings(interval_s=600.0, timeout_s=2.0)
-        self.registry = Registry(RegistrySettings(health=health, drain_settle_s=0.0), self.figures)
+        settings = RegistrySettings(health=health, breaker=breaker or BreakerSettings(), drain_settle_s=0.0)
+        self.registry = Registry(settings, self.figures)
         transport = {"owner_id": "smg:7", "writable": True, "shm_min_bytes": 1, **transport}
         self.transport = Transport(TransportSettings(**transport), self.store, self.figures)
         settings = DispatchSettings(policy=policy, retry=retry, encoder_dtypes=encoder_dtypes or {})
@@ -352,6 +354,61 @@ async def test_routing_key(make_bench):
         for _ in range(4):
             await bench.events(text(), routing_key="user-1")
         assert sorted((len(first.received), len(second.received))) == [0, 4]
+
+
+# ---------------------------------------------------------------- circuit breakers
+
+
+async def test_a_worker_whose_requests_fail_is_left_out_and_tried_again(make_bench):
+    settings = BreakerSettings(failure_threshold=2, success_threshold=1, timeout_duration_s=0.3)
+    async with make_bench(breaker=settings) as bench, engine() as bad, engine() as good:
+        sick, _ = await bench.add(bad, good)
+        bad.otherwise = fails("UNAVAILABLE")
+        for _ in range(8):
+            await bench.events(text())
+        assert len(bad.received) == 2, "the breaker opened at the second failure"
+        assert sick.is_healthy and not sick.is_available
+        assert sick.describe()["circuit_breaker"] == {"state": "open", "failures": 2}
+        assert bench.figures.breakers == [(bad.url, "closed", "open")]
+        assert bench.figures.outcomes.count((bad.url, True)) == 2
+        assert bench.figures.outcomes.count((good.url, False)) == 8
+        bad.otherwise = answers(1)
+        await until(lambda: sick.breaker.state is BreakerState.HALF_OPEN)
+        for _ in range(4):
+            await bench.events(text())
+        assert sick.breaker.state is BreakerState.CLOSED and len(bad.received) == 4
+
+
+async def test_when_every_breaker_is_open_nobody_is_asked(make_bench):
+    settings = BreakerSettings(failure_threshold=2)
+    async with make_bench(breaker=settings) as bench, engine() as served:
+        await bench.add(served)
+        served.otherwise = fails("UNKNOWN")
+        with pytest.raises(NoWorker):  # in the middle of its attempts
+            await bench.events(text())
+        with pytest.raises(NoWorker):
+            bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE])
+        assert len(served.received) == 2
+
+
+@pytest.mark.parametrize("status", ["RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"])
+async def test_refusals_and_busy_workers_open_no_breaker(make_bench, status):
+    async with make_bench(breaker=BreakerSettings(failure_threshold=1)) as bench, engine() as served:
+        (worker,) = await bench.add(served)
+        served.otherwise = fails(status)
+        for _ in range(3):
+            with pytest.raises(EngineError, match="because"):
+                await bench.events(text())
+        assert worker.is_available and bench.figures.outcomes == []
+
+
+async def test_a_client_that_leaves_says_nothing_of_the_worker(make_bench):
+    async with make_bench(breaker=BreakerSettings(failure_threshold=1)) as bench, engine() as served:
+        (worker,) = await bench.add(served)
+        served.otherwise = sends(chunk([1]), then="hang")
+        async with bench.generate(text()) as generation:
+            await anext(generation)
+        assert worker.is_available and bench.figures.outcomes == []
 
 
 def test_unknown_policy_stops_the_start(tmp_path):

@@ -213,6 +213,7 @@ async def test_introduction(make_registry, figures):
             "is_healthy": True,
             "status": "ready",
             "load": 0,
+            "circuit_breaker": {"state": "closed", "failures": 0},
         }
 
 

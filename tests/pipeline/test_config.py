@@ -78,6 +78,10 @@ FLAGS = [
     ("--health-check-timeout-secs", "workers.health_timeout_s", 5.0, "2", 2.0),
     ("--health-failure-threshold", "workers.failure_threshold", 3, "1", 1),
     ("--health-success-threshold", "workers.success_threshold", 2, "1", 1),
+    ("--cb-failure-threshold", "workers.breaker_failures", 10, "2", 2),
+    ("--cb-success-threshold", "workers.breaker_successes", 3, "1", 1),
+    ("--cb-timeout-duration-secs", "workers.breaker_timeout_s", 60.0, "5", 5.0),
+    ("--cb-window-duration-secs", "workers.breaker_window_s", 120.0, "9", 9.0),
     ("--retry-max-retries", "workers.retry_attempts", 5, "1", 1),
     ("--retry-initial-backoff-ms", "workers.retry_initial_backoff_s", 0.05, "100", 0.1),
     ("--retry-max-backoff-ms", "workers.retry_max_backoff_s", 30.0, "50", 0.05),
@@ -107,6 +111,7 @@ SWITCHES = [
     ("--no-mm-allow-private-media-hosts", "media.allow_private_hosts", None, False),
     ("--log-mm-timing", "media.log_timing", False, True),
     ("--disable-health-check", "workers.health_enabled", True, False),
+    ("--disable-circuit-breaker", "workers.breaker_enabled", True, False),
     ("--log-json", "log.json", False, True),
 ]
 FIXED = [("media.fetch_timeout_s", 10.0), ("media.max_fetches_per_request", 16), ("media.inflight_wait_s", 2.0)]

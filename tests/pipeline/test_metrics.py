@@ -32,6 +32,9 @@ DOCUMENTED = {
     "smg_router_ttft_seconds": ["router_type", "backend_type", "model", "endpoint"],
     "smg_router_tokens_total": ["router_type", "backend_type", "model", "endpoint", "token_type"],
     "smg_worker_health": ["worker"],
+    "smg_worker_cb_state": ["worker"],
+    "smg_worker_cb_transitions_total": ["worker", "from", "to"],
+    "smg_worker_cb_outcomes_total": ["worker", "outcome"],
     "mediagate_stage_duration_seconds": ["stage", "modality"],
     "mediagate_media_bytes": ["modality"],
     "mediagate_inflight_bytes": [],
@@ -90,6 +93,9 @@ def exercised() -> Metrics:
     metrics.segment_failed("vllm")
     metrics.worker_health("grpc://a:1", True)
     metrics.worker_load("grpc://a:1", 4)
+    metrics.breaker_outcome("grpc://a:1", True)
+    metrics.breaker_changed("grpc://a:1", "closed", "open")
+    metrics.breaker_state("grpc://a:1", "open")
     metrics.worker_selected("grpc://a:1", "round_robin")
     metrics.retried("regular")
     metrics.send_seconds(0.01)
