@@ -35,9 +35,11 @@ from pipeline.fetch_once import SharingFetcher
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
+from pipeline.openapi import document_route
 from pipeline.pixels import PixelMaker
 from pipeline.poolwork import PoolWork
 from pipeline.prepare import Preparation
+from pipeline.protocols import described
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
 from pipeline.protocols.completions_route import CompletionsApi
@@ -397,24 +399,16 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
 
 
 def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> list[Route]:
-    chat = GenerationRoute(stations, ChatApi())
-    return [
+    """A route's `about` is what `/openapi.json` says of it."""
+    chat, about = GenerationRoute(stations, ChatApi()), described.chat.CHAT
+    routes = [
         *_messages_routes(stations, counter),
         *_responses_routes(stations),
         *_text_routes(stations),
-        Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True),
-        Route("GET", "/v1/models", admin.models, guarded=False),
-        Route("GET", "/v1/models/{id}", admin.model, guarded=False, pattern="/v1/models/{id:.+}"),
-        Route("GET", "/get_model_info", admin.model_info),
-        Route("GET", "/get_server_info", admin.server_info),
-        Route("GET", "/health", admin.health, guarded=False),
-        Route("GET", "/liveness", admin.liveness, guarded=False),
-        Route("GET", "/readiness", admin.readiness, guarded=False),
-        Route("GET", "/workers", admin.list_workers),
-        Route("POST", "/workers", admin.add_worker),
-        Route("GET", "/workers/{id}", admin.get_worker),
-        Route("DELETE", "/workers/{id}", admin.remove_worker),
+        Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True, about=about),
+        *_admin_routes(admin),
     ]
+    return [*routes, document_route(routes, stations.config)]
 
 
 def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
@@ -428,8 +422,12 @@ def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
             key_header="x-api-key",
             id_header="request-id",
             error_body=anthropic_error,
+            about=about,
         )
-        for path, handler in (("/v1/messages", messages.handle), ("/v1/messages/count_tokens", count.handle))
+        for path, handler, about in (
+            ("/v1/messages", messages.handle, described.messages.MESSAGES),
+            ("/v1/messages/count_tokens", count.handle, described.messages.COUNT_TOKENS),
+        )
     ]
 
 
@@ -437,22 +435,40 @@ def _responses_routes(stations: Stations) -> list[Route]:
     keeping = stations.config.responses
     most = keeping.most if keeping.backend == "memory" else 0
     store = ResponseStore(most=most, most_bytes=keeping.most_bytes, retention_s=keeping.retention_s)
-    api, kept = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store)
+    api, kept, about = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store), described.responses
     return [
-        Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True),
-        Route("GET", "/v1/responses/{id}", kept.get),
-        Route("DELETE", "/v1/responses/{id}", kept.delete),
-        Route("GET", "/v1/responses/{id}/input_items", kept.input_items),
-        Route("POST", "/v1/responses/{id}/cancel", kept.cancel),
+        Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True, about=about.RESPONSES),
+        Route("GET", "/v1/responses/{id}", kept.get, about=about.GET_RESPONSE),
+        Route("DELETE", "/v1/responses/{id}", kept.delete, about=about.DELETE_RESPONSE),
+        Route("GET", "/v1/responses/{id}/input_items", kept.input_items, about=about.INPUT_ITEMS),
+        Route("POST", "/v1/responses/{id}/cancel", kept.cancel, about=about.CANCEL_RESPONSE),
     ]
 
 
 def _text_routes(stations: Stations) -> list[Route]:
     completions, tokens = GenerationRoute(stations, CompletionsApi()), TokenRoutes(stations)
+    about = described.completions.COMPLETIONS
     return [
-        Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True),
-        Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True),
-        Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True),
+        Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True, about=about),
+        Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True, about=described.tokens.TOKENIZE),
+        Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True, about=described.tokens.DETOKENIZE),
+    ]
+
+
+def _admin_routes(admin: AdminRoutes) -> list[Route]:
+    models, workers, any_id = described.models, described.workers, "/v1/models/{id:.+}"
+    return [
+        Route("GET", "/v1/models", admin.models, guarded=False, about=models.MODELS),
+        Route("GET", "/v1/models/{id}", admin.model, guarded=False, pattern=any_id, about=models.MODEL),
+        Route("GET", "/get_model_info", admin.model_info, about=models.MODEL_INFO),
+        Route("GET", "/get_server_info", admin.server_info, about=models.SERVER_INFO),
+        Route("GET", "/health", admin.health, guarded=False, about=models.HEALTH),
+        Route("GET", "/liveness", admin.liveness, guarded=False, about=models.LIVENESS),
+        Route("GET", "/readiness", admin.readiness, guarded=False, about=models.READINESS),
+        Route("GET", "/workers", admin.list_workers, about=workers.LIST_WORKERS),
+        Route("POST", "/workers", admin.add_worker, about=workers.ADD_WORKER),
+        Route("GET", "/workers/{id}", admin.get_worker, about=workers.GET_WORKER),
+        Route("DELETE", "/workers/{id}", admin.remove_worker, about=workers.REMOVE_WORKER),
     ]
 
 

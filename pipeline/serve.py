@@ -18,6 +18,7 @@ from pipeline.config import Config
 from pipeline.errors import GatewayError
 from pipeline.logs import access_line
 from pipeline.metrics import Metrics
+from pipeline.protocols.described.operation import Operation
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.refusals import ErrorBody, openai_error
 from pipeline.ticket import Ticket, new_id
@@ -33,7 +34,8 @@ _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
 class Route:
     """One route: `path` is the template seen in metrics, `pattern` what the router matches, where that is more;
     `prefix` starts the ids it makes; `guarded` asks for the API key, which may come in the header `key_header` as well;
-    `error_body` is the shape of its refusals; `id_header` is told the request's id beside `x-request-id`.
+    `error_body` is the shape of its refusals; `id_header` is told the request's id beside `x-request-id`.  `about`:
+    what `/openapi.json` says of it (`pipeline.protocols.described`).
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Route:
         path: str,
         handler: Handler,
         *,
+        about: Operation,
         prefix: str = "req-",
         guarded: bool = True,
         admitted: bool = False,
@@ -53,6 +56,7 @@ class Route:
         self.method = method
         self.path = path
         self.handler = handler
+        self.about = about
         self.prefix = prefix
         self.guarded = guarded
         self.admitted = admitted

@@ -18,7 +18,7 @@ from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import constraint_of
-from pipeline.protocols.parts import decode_body, raw_string
+from pipeline.protocols.parts import RawText, decode_body, raw_string
 from pipeline.tooluse import ToolUse
 
 UINT32 = 2**32 - 1  # what engines' messages hold
@@ -27,17 +27,17 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class MediaUrl(msgspec.Struct, frozen=True):
-    """`url` stays raw JSON: a data URL of megabytes is looked at once, here, and copied once, into its span."""
+    """A medium by http(s) or data URL."""
 
-    url: msgspec.Raw
+    url: RawText
     max_long_side_pixel: Annotated[int, Meta(le=UINT32)] | None = None
     fps: float | None = None
 
 
 class SoundData(msgspec.Struct, frozen=True):
-    """`data`: base64, raw as a URL is.  `format` ("wav", "mp3") is not believed: the bytes tell."""
+    """`data`: base64, or a data URL.  `format` ("wav", "mp3") is not believed: the bytes tell."""
 
-    data: msgspec.Raw
+    data: RawText
     format: str | None = None
 
 

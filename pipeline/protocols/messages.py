@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
-from pipeline.protocols.parts import UINT32, decode_body, raw_string
+from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
 from pipeline.tooluse import ToolUse, schema_constraint
-
-_ABSENT = msgspec.Raw(b"null")
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -26,8 +24,8 @@ class Source(msgspec.Struct, frozen=True):
     """
 
     type: str
-    data: msgspec.Raw = _ABSENT
-    url: msgspec.Raw = _ABSENT
+    data: RawText | UnsetType = UNSET
+    url: RawText | UnsetType = UNSET
 
 
 class Block(msgspec.Struct, frozen=True):

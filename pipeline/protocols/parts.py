@@ -3,15 +3,19 @@ parse.
 """
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from pipeline.errors import GatewayError
 
 T = TypeVar("T")
 
 UINT32 = 2**32 - 1  # what engines' messages hold
+
+RawText = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "string"})]
+"""A string that stays raw JSON: one of megabytes is looked at once, and copied once, into its span."""
 
 _BACKSLASH = re.compile(rb"\\")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -20,10 +24,12 @@ _BOUND = re.compile(r"Expected `(?P<kind>[^`]+)` (?P<relation>[<>]=?) (?P<bound>
 _LENGTH = re.compile(r"Expected `(?P<kind>[^`]+)` of length (?P<relation>[<>]=) (?P<bound>\d+)")
 
 
-def raw_string(raw: msgspec.Raw) -> memoryview | bytes | None:
+def raw_string(raw: msgspec.Raw | UnsetType) -> memoryview | bytes | None:
     """The bytes of a JSON string: a view of the body when it holds no escape, else decoded.  None when it is no
-    string.
+    string, or absent.
     """
+    if raw is UNSET:
+        return None
     view = memoryview(raw)
     if len(view) < 2 or view[0] != 0x22:
         return None

@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import response_constraint
-from pipeline.protocols.parts import UINT32, decode_body, raw_string
+from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
 from pipeline.tooluse import ToolUse
-
-_ABSENT = msgspec.Raw(b"null")
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,7 +26,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: msgspec.Raw = _ABSENT
+    image_url: RawText | UnsetType = UNSET
     detail: str | None = None
     annotations: list[Any] | None = None
 

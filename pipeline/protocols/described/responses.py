@@ -1,0 +1,190 @@
+"""Answers of `/v1/responses` and its kept responses, and what is said of the routes."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from pipeline.protocols.described.operation import (
+    BODY_REFUSALS,
+    ENGINE_REFUSALS,
+    MEDIA_REFUSALS,
+    PROMPT_REFUSALS,
+    ROUTING_KEY,
+    TOOL_REFUSALS,
+    Operation,
+    Parameter,
+    Told,
+)
+from pipeline.protocols.responses import ResponsesRequest
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Told, frozen=True, tag="output_text"):
+    text: str
+    annotations: list[Any]
+
+
+class ReasoningText(Told, frozen=True, tag="reasoning_text"):
+    text: str
+
+
+class OutputMessage(Told, frozen=True, tag="message"):
+    id: str
+    role: Literal["assistant"]
+    content: list[OutputText]
+    status: ItemStatus | UnsetType = UNSET
+
+
+class OutputReasoning(Told, frozen=True, tag="reasoning"):
+    id: str
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: ItemStatus | UnsetType = UNSET
+
+
+class OutputCall(Told, frozen=True, tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
+class InputDetails(Told, frozen=True):
+    cached_tokens: int
+
+
+class OutputDetails(Told, frozen=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Told, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens_details: OutputDetails
+
+
+class Incomplete(Told, frozen=True):
+    reason: Literal["max_output_tokens"]
+
+
+class Failure(Told, frozen=True):
+    code: str
+    message: str
+
+
+class ReasoningTold(Told, frozen=True):
+    effort: str | None
+    summary: None
+
+
+class Response(Told, frozen=True):
+    """What was asked, and the output's items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int
+    background: bool
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: None
+    prompt_cache_retention: None
+    reasoning: ReasoningTold
+    service_tier: str
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage
+    user: str | None
+    safety_identifier: None
+    frequency_penalty: float
+    presence_penalty: float
+    metadata: dict[str, Any]
+
+
+class ResponseEvent(msgspec.Struct, frozen=True):
+    """Of any kind: `response.created`, `response.in_progress`; for each item `response.output_item.added`, its parts
+    and deltas, `response.output_item.done`; then exactly one of `response.completed`, `response.incomplete` and
+    `response.failed`.
+    """
+
+    type: str
+    sequence_number: int
+
+
+class Deleted(Told, frozen=True):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(Told, frozen=True):
+    """`data`: items as they were sent, each with an id."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+RESPONSES = Operation(
+    tag="Generation",
+    summary="Response in the shape of OpenAI's Responses API",
+    text="Kept in memory for `previous_response_id` unless `store` is false.",
+    takes=ResponsesRequest,
+    gives=Response,
+    events=(ResponseEvent,),
+    refuses=(
+        *BODY_REFUSALS,
+        "input_items_empty",
+        "convert_request_failed",
+        "previous_response_not_found",
+        *TOOL_REFUSALS,
+        *PROMPT_REFUSALS,
+        *MEDIA_REFUSALS,
+        *ENGINE_REFUSALS,
+    ),
+    parameters=(ROUTING_KEY,),
+)
+GET_RESPONSE = Operation(tag="Generation", summary="A kept response", gives=Response, refuses=("not_found",))
+DELETE_RESPONSE = Operation(tag="Generation", summary="Forgets a response", gives=Deleted, refuses=("not_found",))
+CANCEL_RESPONSE = Operation(
+    tag="Generation",
+    summary="Cancels a response",
+    text="Every kept response is complete, so there is nothing to cancel.",
+    gives=None,
+    refuses=("not_found", "response_already_completed"),
+)
+INPUT_ITEMS = Operation(
+    tag="Generation",
+    summary="The input of a kept response",
+    gives=InputItems,
+    refuses=("not_found", "invalid_value"),
+    parameters=(
+        Parameter("order", "Newest first, or oldest first.", Literal["desc", "asc"]),
+        Parameter("limit", "Most items in the answer; 20 when absent.", Annotated[int, Meta(ge=1, le=100)]),
+        Parameter("after", "Begin behind the item of this id."),
+    ),
+)
