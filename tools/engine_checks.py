@@ -1,6 +1,7 @@
 """Checks against real engines and the real peer, each in an environment of its own (`tools/test --engines`).
 
-    python tools/engine_checks.py                    torch worker by every form and transport, MLX, the peer's tensors
+    python tools/engine_checks.py                    torch worker by every form and transport and by the official
+                                                     SDKs, MLX, the peer's tensors
     python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU (tools/e2e_vllm)
     python tools/engine_checks.py --only float,shm   those whose names hold both words
 
@@ -25,6 +26,7 @@ from tests.engines_real.answers import Differs, ask, body, compare_answer  # noq
 from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
 from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
+from tests.engines_real.sdk_checks import SDK_CHECKS  # noqa: E402
 from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
 from tools.compare_peer import PEER  # noqa: E402
 from tools.environments import EnvironmentFailed, cache_folder, environment  # noqa: E402
@@ -32,7 +34,7 @@ from tools.launch import ROOT, Gateway, LaunchError, known_flags, listening, req
 from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in  # noqa: E402
 from tools.load.scenarios import QUIET, SCENARIOS, Scenario  # noqa: E402
 
-TORCH_WORKER = ("torch==2.13.0", "transformers==5.19.0", "smg-grpc-servicer==0.14.1")
+TORCH_WORKER = ("torch==2.13.0", "transformers==5.19.0", "smg-grpc-servicer==0.14.1", "llguidance==1.9.1")
 COMPARED_PICTURES = 3
 
 
@@ -85,6 +87,16 @@ def with_engine(tally: Tally, bench: Bench, label: str) -> None:
                     for check in names:
                         function = functools.partial(CHECKS[check], bench, started, transport)
                         tally.run(f"{label} {pixels} {transport}: {check}", function)
+
+
+def with_sdks(tally: Tally, bench: Bench, label: str) -> None:
+    """What clients really use, on one form and transport."""
+    wanted = {name: check for name, check in SDK_CHECKS.items() if tally.wants(f"{label}: {name}")}
+    if not wanted:
+        return
+    with bench.start_engine(float_pixels=False) as port, bench.gateway(port, "inline") as started:
+        for name, check in wanted.items():
+            tally.run(f"{label}: {name}", functools.partial(check, bench, started, "inline"))
 
 
 def fetched_bundle(tally: Tally, bench: Bench) -> None:
@@ -191,10 +203,12 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
     if options.engine == "vllm":
         bench = Bench(command, quiet, lambda **pixels: vllm_engine(model, log, **pixels), None, folder)
         with_engine(tally, bench, "vllm")
+        with_sdks(tally, bench, "vllm")
         return
     journal = folder / "torch.jsonl"
     bench = Bench(command, quiet, lambda **how: torch_engine(model, journal, log, **how), journal, folder)
     with_engine(tally, bench, "torch")
+    with_sdks(tally, bench, "torch")
     fetched_bundle(tally, bench)
     with_mlx(tally, bench)
     with_peer(tally, command, folder)

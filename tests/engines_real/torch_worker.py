@@ -7,6 +7,8 @@ Imports nothing of the project.
 
     ENV/bin/python tests/engines_real/torch_worker.py --model FOLDER --journal FILE [--float-pixels] [--hide-bundle]
 
+A JSON schema or a regular expression holds the output, by llguidance, which vLLM can use as well.
+
 prints `ready port=N`.  Not covered: references, n > 1, sampling, stop strings, abort in the middle of an answer.
 """
 
@@ -21,6 +23,9 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
+import llguidance
+import llguidance.hf
+import llguidance.torch
 import torch
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
@@ -28,7 +33,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc as rpc
 from smg_grpc_servicer.mm_shm import shm_namespace_id
 from smg_grpc_servicer.tokenizer_bundle import CHUNK_SIZE, TokenizerBundle
 from smg_grpc_servicer.vllm.mm_tensors import tensor_from_proto
-from transformers import Qwen3VLForConditionalGeneration
+from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 END = 151645
 MODEL_NAME = "tiny-qwen3vl"
@@ -94,6 +99,37 @@ class Batch:
             kinds[0, offset : offset + length][here] = 2 if self.video else 1
 
 
+class Held:
+    """A logits processor that leaves only tokens the constraint allows next; one for each answer."""
+
+    def __init__(self, tokenizer, grammar, prompt_tokens):
+        self.matcher = llguidance.LLMatcher(tokenizer, grammar)
+        if self.matcher.is_error():
+            raise Refused(self.matcher.get_error())
+        self.seen = prompt_tokens
+        self.mask = llguidance.torch.allocate_token_bitmask(1, tokenizer.vocab_size)
+
+    def __call__(self, ids, scores):
+        self.matcher.consume_tokens(ids[0, self.seen :].tolist())
+        self.seen = ids.shape[1]
+        llguidance.torch.fill_next_token_bitmask(self.matcher, self.mask)
+        llguidance.torch.apply_token_bitmask_inplace(scores, self.mask)
+        return scores
+
+
+def grammar_of(params):
+    """None when nothing holds the output."""
+    kind = params.WhichOneof("constraint")
+    if kind == "json_schema":
+        rules = {"whitespace_flexible": False}
+        return llguidance.LLMatcher.grammar_from_json_schema(params.json_schema, overrides=rules)
+    if kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(params.regex)
+    if kind is not None:
+        raise Refused(f"a constraint of kind {kind}")
+    return None
+
+
 def digest(tensor):
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
@@ -112,6 +148,8 @@ class Worker(rpc.VllmEngineServicer):
         self.options = options
         self.model = Qwen3VLForConditionalGeneration.from_pretrained(options.model, dtype=torch.float32).eval()
         self.config = self.model.config
+        vocabulary = self.config.text_config.vocab_size
+        self.tokenizer = llguidance.hf.from_tokenizer(AutoTokenizer.from_pretrained(options.model), n_vocab=vocabulary)
         self.bundle = TokenizerBundle.build(Path(options.model))
         self.lock = threading.Lock()
 
@@ -159,11 +197,13 @@ class Worker(rpc.VllmEngineServicer):
     def Generate(self, request, context):
         try:
             ids, kinds, batches = self.read(request)
+            grammar = grammar_of(request.sampling_params)
+            held = [Held(self.tokenizer, grammar, ids.shape[1])] if grammar else []
         except (Refused, ValueError, KeyError, OSError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}")
         self.note(request.request_id, ids, batches)
         params = request.sampling_params
-        tokens, rows = self.compute(ids, kinds, batches, params)
+        tokens, rows = self.compute(ids, kinds, batches, params, held)
         stopped = bool(tokens) and tokens[-1] == END and not params.ignore_eos
         reason = "stop" if stopped else "length"
         count = ids.shape[1]
@@ -194,7 +234,7 @@ class Worker(rpc.VllmEngineServicer):
             raise Refused("a feature token stands outside every range")
         return ids, kinds, batches
 
-    def compute(self, ids, kinds, batches, params):
+    def compute(self, ids, kinds, batches, params, held):
         """Greedy tokens, and for each (log-probability, alternatives' values, alternatives' ids)."""
         extra = {}
         for batch in batches:
@@ -212,6 +252,7 @@ class Worker(rpc.VllmEngineServicer):
                 eos_token_id=ends,
                 pad_token_id=151643,
                 output_logits=True,
+                logits_processor=held,
                 return_dict_in_generate=True,
                 **extra,
             )
