@@ -39,6 +39,7 @@ _ADMITTED_ROUTE = ("admission_queue_full", "admission_queue_timeout")
 _TEXT = {"type": "string"}
 _HEADERS = {
     "x-request-id": "The request's id, the client's own if it sent one.",
+    "request-id": "The same, where Anthropic's SDKs look for it.",
     "X-SMG-Error-Code": "The error's code.",
     "WWW-Authenticate": "How to send a key.",
     "Retry-After": "Seconds to wait, where waiting helps.",
@@ -166,28 +167,39 @@ def _responses(route: Route, schemas: Schemas, config: Config) -> dict[str, Any]
         for status in {*codes, *about.others}
     }
     if about.gives is not None:
-        found[str(about.status)] = _success(about, schemas, config)
+        found[str(about.status)] = _success(route, schemas, config)
     return found
 
 
-def _success(about: Operation, schemas: Schemas, config: Config) -> dict[str, Any]:
+def _success(route: Route, schemas: Schemas, config: Config) -> dict[str, Any]:
+    about = route.about
     content = {about.media_type: {"schema": schemas.of(about.gives)}}
     if about.events:
-        names = ", ".join(f"`{kind.__name__}`" for kind in about.events)
-        content["text/event-stream"] = {
-            "schema": {**_TEXT, "description": f"With `stream`: server-sent events whose data are {names}."},
-            "x-itemSchema": schemas.of(*about.events),  # OpenAPI 3.2 calls it itemSchema
-        }
-    headers: dict[str, Any] = {"x-request-id": _header("x-request-id")}
+        content["text/event-stream"] = {"schema": _event(about, schemas)}
+    headers: dict[str, Any] = {name: _header(name) for name in _id_headers(route)}
     headers |= {name: {"description": text, "schema": _TEXT} for name, text in about.headers.items()}
     if config.server.server_timing and about.events:
         headers["Server-Timing"] = _header("Server-Timing")
     return {"description": about.summary, "headers": headers, "content": content}
 
 
+def _event(about: Operation, schemas: Schemas) -> dict[str, Any]:
+    """One event of a stream; before 3.2 the schema of such a body is commonly read as an event's."""
+    data = {**_TEXT, "contentMediaType": "application/json", "contentSchema": schemas.of(*about.events)}
+    return {
+        "type": "object",
+        "description": "With `stream`: one server-sent event.",
+        "properties": {
+            "event": _TEXT,
+            "data": data if about.last is None else {"anyOf": [{"const": about.last}, data]},
+        },
+        "required": ["data"],
+    }
+
+
 def _refusal(status: int, codes: Sequence[str], own: Any, route: Route, schemas: Schemas) -> dict[str, Any]:
     """An answer that is no success: of type `own`, for `codes` the route's error body."""
-    names = ["x-request-id", *(["X-SMG-Error-Code"] if codes else []), *_HEADERS_OF_STATUS.get(status, ())]
+    names = [*_id_headers(route), *(["X-SMG-Error-Code"] if codes else []), *_HEADERS_OF_STATUS.get(status, ())]
     kinds = [kind for kind in (own, ERROR_TYPES[route.error_body] if codes else None) if kind not in (None, str)]
     content: dict[str, Any] = {"text/plain": {"schema": _TEXT}} if own is str else {}
     if kinds:
@@ -197,6 +209,10 @@ def _refusal(status: int, codes: Sequence[str], own: Any, route: Route, schemas:
         "headers": {name: _header(name) for name in names},
         "content": content,
     }
+
+
+def _id_headers(route: Route) -> list[str]:
+    return ["x-request-id"] if route.id_header is None else ["x-request-id", route.id_header]
 
 
 def _header(name: str) -> dict[str, str]:

@@ -9,8 +9,9 @@ from aiohttp import web
 
 from engines.worker import WorkerSpec
 from pipeline.config import Config, Server
+from pipeline.errors import STATUS_OF_CODE
 from pipeline.frontend import _routes
-from pipeline.openapi import document
+from pipeline.openapi import _codes_by_status, document
 from pipeline.protocols import described
 from pipeline.serve import Doorkeeper, Route, application
 
@@ -93,6 +94,13 @@ def test_refusals_are_those_of_the_table(opened: dict[str, Any]) -> None:
     messages = opened["paths"]["/v1/messages"]["post"]["responses"]
     assert messages["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/MessagesError")
     assert "Retry-After" in chat["429"]["headers"] and "Retry-After" not in chat["400"]["headers"]
+
+
+def test_every_code_is_told_by_some_route() -> None:
+    """A new code belongs to the `refuses` of the routes that answer with it."""
+    told = {code for route in routes(LOCKED) for codes in _codes_by_status(route, LOCKED).values() for code in codes}
+    assert STATUS_OF_CODE.keys() - told == {"unknown_url", "method_not_allowed"}  # of what is no route
+    assert told <= STATUS_OF_CODE.keys()
 
 
 def test_a_key_is_told_where_one_is_asked_for(opened: dict[str, Any], locked: dict[str, Any]) -> None:

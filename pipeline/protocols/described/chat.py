@@ -153,6 +153,8 @@ class StreamError(Told, frozen=True):
     error: BrokenStream
 
 
+LAST = "[DONE]"
+
 CHAT = Operation(
     tag="Generation",
     summary="Chat completion",
@@ -160,6 +162,7 @@ CHAT = Operation(
     takes=ChatRequest,
     gives=ChatCompletion,
     events=(ChatCompletionChunk, StreamError),
+    last=LAST,
     refuses=(
         *BODY_REFUSALS,
         "top_logprobs_requires_logprobs",

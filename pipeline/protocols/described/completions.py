@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from pipeline.protocols.completions import CompletionRequest
-from pipeline.protocols.described.chat import CachedTokens, StreamError
+from pipeline.protocols.described.chat import LAST, CachedTokens, StreamError
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
@@ -59,6 +59,7 @@ COMPLETIONS = Operation(
     takes=CompletionRequest,
     gives=TextCompletion,
     events=(TextCompletion, StreamError),
+    last=LAST,
     refuses=(*BODY_REFUSALS, *PROMPT_REFUSALS, *ENGINE_REFUSALS),
     parameters=(ROUTING_KEY,),
 )

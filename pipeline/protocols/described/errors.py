@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from pipeline.protocols.described.operation import Told
 from pipeline.protocols.refusals import ErrorBody, anthropic_error, openai_error
 
@@ -20,6 +22,13 @@ class Error(Told, frozen=True):
     error: ErrorFacts
 
 
+class Unsupported(Told, frozen=True):
+    """Where Anthropic's SDK looks for what it must do without."""
+
+    error_code: str
+    unsupported: list[str]
+
+
 class MessagesErrorFacts(Told, frozen=True):
     type: Literal[
         "invalid_request_error",
@@ -33,6 +42,7 @@ class MessagesErrorFacts(Told, frozen=True):
     message: str
     code: str
     param: str | None
+    details: Unsupported | UnsetType = UNSET
 
 
 class MessagesError(Told, frozen=True):

@@ -155,6 +155,7 @@ MESSAGES = Operation(
     refuses=(
         *BODY_REFUSALS,
         "thinking_budget_exceeds_max_tokens",
+        "thread_unsupported_request",
         *TOOL_REFUSALS,
         *PROMPT_REFUSALS,
         *MEDIA_REFUSALS,
@@ -168,5 +169,5 @@ COUNT_TOKENS = Operation(
     text=f"Media are fetched and measured; no engine is asked. {VERSION_HEADERS}",
     takes=Prompt,
     gives=TokenCount,
-    refuses=(*BODY_REFUSALS, *TOOL_REFUSALS, *PROMPT_REFUSALS, *MEDIA_REFUSALS),
+    refuses=(*BODY_REFUSALS, "thread_unsupported_request", *TOOL_REFUSALS, *PROMPT_REFUSALS, *MEDIA_REFUSALS),
 )

@@ -29,7 +29,8 @@ class Operation(msgspec.Struct, frozen=True):
     """One method of one path.
 
     `takes`: the type of its JSON body, if it has one.  `gives`: the type of the answer of `status`; a text type for
-    text (`media_type`).  `events`: the types of a stream's events, for a route that streams when asked to.
+    text (`media_type`).  `events`: the types of a stream's events, for a route that streams when asked to; `last`: what
+    ends it and is no JSON.
     `others`: answers of further statuses that are not the route's error body.  `refuses`: codes of
     `pipeline.errors` beyond those that every route of its kind has.
     """
@@ -42,6 +43,7 @@ class Operation(msgspec.Struct, frozen=True):
     status: int = 200
     media_type: str = "application/json"
     events: tuple[Any, ...] = ()
+    last: str | None = None
     others: Mapping[int, Any] = {}
     refuses: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
