@@ -5,9 +5,9 @@
     python tools/compare_peer.py --json peer.json --check        exit 1 when a "must" is missed
 
 Both stand in front of the same engine stand-in, in alternation (A B B A ...), at least three pairs of at least 50
-requests after 5 uncounted ones, ten pictures in rotation.  CPU is that of the process tree, reaped children included;
-memory the sum of PSS. Ratios are ours / peer, of each pair.  Before that, both send every picture once and the
-tensors are compared by SHA-256.
+requests (clips: 16) after 5 uncounted ones, ten pictures or two clips in rotation.  CPU is that of the process tree,
+reaped children included; memory the sum of PSS.  Ratios are ours / peer, of each pair.  Before that, both send every
+picture once and the tensors are compared by SHA-256.
 """
 
 import argparse

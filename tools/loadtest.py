@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tqdm import tqdm  # noqa: E402
 
 from tools.launch import request  # noqa: E402
+from tools.load.bodies import Bodies, parse_mix  # noqa: E402
 from tools.load.client import Outcome, Report, closed_loop, open_loop  # noqa: E402
 from tools.load.figures import about, fails, figures, table  # noqa: E402
-from tools.load.photos import Bodies, parse_mix  # noqa: E402
 from tools.load.processes import Watch  # noqa: E402
 from tools.load.scrape import histogram, quantile  # noqa: E402
 

@@ -62,7 +62,7 @@ def preload() -> None:
 
 def inspect(data: memoryview, hints: Hints, check: Check) -> Clip:
     """Read the packets, decode the first frame.  Raises MediaError: no clip, no picture track, a limit."""
-    with _opened(data) as (container, stream):
+    with _opened(data, probe=False) as (container, stream):
         decoding = _FirstFrame(stream)
         timeline = read_timeline(container, stream, check, decoding.see)
         rate = frame_rate(stream, timeline)
@@ -91,10 +91,11 @@ def frames(data: memoryview, choose: Choose, hints: Hints, check: Check) -> Iter
 def _frames(
     data: memoryview, choose: Choose, hints: Hints, check: Check, *, thrifty: bool, begin: int = 0
 ) -> Iterator[Image.Image]:
-    with _opened(data) as (container, stream):
+    with _opened(data, probe=False) as (container, stream):
         timeline = read_timeline(container, stream, check)
         indices = choose(len(timeline), frame_rate(stream, timeline))
-    with _opened(data) as (container, stream):
+        track = stream.index
+    with _opened(data, track) as (container, stream):
         size: tuple[int, int] | None = None
         last: tuple[VideoFrame, Image.Image] | None = None
         found = wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty)
@@ -133,13 +134,24 @@ def _quarter_turns(frame: VideoFrame) -> int:
 
 
 class _FirstFrame:
-    """Decodes until a frame has come out: there rotation and size are told for certain."""
+    """Decodes until a frame has come out: there rotation and size are told for certain.
+
+    One key frame is enough for nearly every clip: the decoder is asked for it at once, before it has seen what else it
+    might show first.
+    """
 
     def __init__(self, stream: VideoStream) -> None:
         self._decoder = stream.codec_context
         self._found: VideoFrame | None = None
+        self._is_begun = False
 
     def see(self, packet: "Packet[VideoStream]") -> None:
+        if self._found is not None:
+            return
+        if not self._is_begun:
+            self._is_begun = True
+            self._found = next(iter([*self._decoder.decode(packet), *self._decoder.decode(None)]), None)
+            self._decoder.flush_buffers()
         if self._found is None:
             self._found = next(iter(self._decoder.decode(packet)), None)
 
@@ -163,20 +175,29 @@ def _refuse_file(*_: Any) -> NoReturn:
 
 
 @contextmanager
-def _opened(data: memoryview) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The container and its picture track, ready to decode.  Whatever the libraries raise is the client's error."""
+def _opened(
+    data: memoryview, track: int | None = None, *, probe: bool = True
+) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container and its picture track (number `track`), ready to decode.  Whatever the libraries raise is the
+    client's error.
+
+    `probe`: let them decode some frames while they open it, from which an H.264 decoder knows how many frames to hold
+    back.  That costs as much as ten frames and changes no packet of an MP4 file, so who reads packets does without.
+    """
+    options = {} if probe or bytes(data[4:8]) != b"ftyp" else {"skip_frame": "all"}
     try:
         with cast(
             InputContainer,
             av.open(
                 _Window(data),
+                options=options,
                 container_options={"format_whitelist": _FORMATS, "protocol_whitelist": "none"},
                 metadata_errors="replace",
                 buffer_size=_READ_BYTES,
                 io_open=_refuse_file,
             ),
         ) as container:
-            yield container, _picture_track(container)
+            yield container, _picture_track(container, track)
     except (MediaError, Missed, TimeoutError):
         raise
     except MemoryError as error:
@@ -192,9 +213,10 @@ def _opened(data: memoryview) -> Iterator[tuple[InputContainer, VideoStream]]:
         raise MediaError(f"video decode error: {reason[:200]}") from error
 
 
-def _picture_track(container: InputContainer) -> VideoStream:
-    """The best picture track that is no cover art."""
-    found = cast(VideoStream | None, container.streams.best("video"))
+def _picture_track(container: InputContainer, track: int | None) -> VideoStream:
+    """The best picture track that is no cover art; the one looked at before, when its number is known."""
+    best = container.streams.best("video") if track is None else container.streams[track]
+    found = cast(VideoStream | None, best)
     if found is None or Disposition.attached_pic in found.disposition:
         raise MediaError("video decode error: the file has no picture track")
     decoder = found.codec_context

@@ -345,5 +345,9 @@ def image_part(file: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(file)}}
 
 
+def clip_part(file: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(file, "video/mp4")}}
+
+
 def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e import test_golden as golden
 from tests.e2e.golden import DATA, answer_shape, differences, engine_view, keep_only, media_targets
 from tests.e2e.origin import media_host
-from tests.e2e.running import Answer, data_url, running
+from tests.e2e.running import Answer, clip_part, running
 from tests.pipeline.bundles import unpack_bundle
 from tests.pipeline.clips import clip, moving_noise
 
@@ -80,20 +80,16 @@ def test_records(bundle: Path, name: str) -> None:
     assert not found, json.dumps(found, indent=1)
 
 
-def part(data: bytes) -> dict[str, Any]:
-    return {"type": "video_url", "video_url": {"url": data_url(data, "video/mp4")}}
-
-
 def test_a_clip_that_takes_too_long_is_given_up() -> None:
     """The decoder looks at the clock: no process has to be killed, and the next clip is served."""
     long = clip(moving_noise(150, 480, 640), options={"preset": "ultrafast"})
     short = clip(moving_noise(2), options={"preset": "ultrafast"})
     environment = {"SMG_VIDEO_PROCESS_TIMEOUT_SECS": "0.06"}
     with running("--pool-processes=1", environment=environment) as gateway:
-        answer = gateway.chat([part(long)])
+        answer = gateway.chat([clip_part(long)])
         assert answer.error == (400, "multimodal_processing_failed")
         assert "processing took longer than 0.06 s" in answer.message
-        assert gateway.chat([part(short)]).status == 200
+        assert gateway.chat([clip_part(short)]).status == 200
         assert gateway.metric("mediagate_pool_restarts_total") == 0
         gateway.given_back()
 
@@ -102,7 +98,7 @@ def test_clips_are_not_kept_in_the_pixel_cache() -> None:
     data = clip(moving_noise(8))
     with running("--mm-pixel-cache-mb=64") as gateway:
         for _ in range(2):
-            assert gateway.chat([part(data)]).status == 200
+            assert gateway.chat([clip_part(data)]).status == 200
         seen = [record["media"][0]["tensors"]["pixel_values"]["sha256"] for record in gateway.seen("generate")]
         assert len(set(seen)) == 1 and len(seen) == 2
         gateway.given_back()
@@ -112,6 +108,6 @@ def test_what_is_no_clip_is_named() -> None:
     """Sound alone, a picture, nothing: 400 with the item, and never the path of a file."""
     with running() as gateway:
         for name in ("audio_only_mp4.mp4", "noise.mp4", "no_index.mp4"):
-            answer = gateway.chat([part((DATA / "clips" / "cases" / name).read_bytes())])
+            answer = gateway.chat([clip_part((DATA / "clips" / "cases" / name).read_bytes())])
             assert answer.error == (400, "multimodal_processing_failed")
             assert answer.message.startswith("media item 0: ") and "video decode error: " in answer.message

@@ -4,7 +4,10 @@ import concurrent.futures
 
 import pytest
 
-from tests.e2e.running import Running, image_part, picture, running, text_part, until
+from pipeline import ceiling
+from pipeline.flags import parse
+from tests.e2e.running import Running, clip_part, image_part, picture, running, text_part, until
+from tests.pipeline.clips import clip, moving_noise
 from tools.load.processes import Watch, memory
 
 CLIENTS = 4
@@ -46,3 +49,24 @@ def test_what_a_large_request_took_is_given_back() -> None:
         gateway.given_back()
         most = before + ring // 4 + 100_000_000  # and the heaps of two decoders
         until(lambda: memory(gateway.gateway.pid).held < most, what="pages go back")
+
+
+def test_eight_clips_at_once_stay_within_the_formula() -> None:
+    """Eight times 22 MB of tensors, two decoders: who finds no room waits, and none runs out of time."""
+    ring, decode = 160 << 20, 384 << 20
+    limits = [f"--pool-ring-bytes={ring}", f"--pool-process-memory-bytes={decode}", "--pool-processes=2"]
+    limits += ["--max-payload-size=8388608", "--max-inflight-body-bytes=33554432", "--max-concurrent-requests=16"]
+    config = parse(limits, {}).config
+    assert config is not None
+    films = [clip(moving_noise(40, 360, 640, seed), options={"preset": "ultrafast", "crf": "40"}) for seed in range(2)]
+    with running(*limits, engine=("--light",)) as gateway:
+        with (
+            Watch(gateway.gateway.pid, every_s=0.1) as watch,
+            concurrent.futures.ThreadPoolExecutor(8) as clients,
+        ):
+            asked = [clients.submit(gateway.chat, [clip_part(films[n % 2])], max_tokens=2) for n in range(8)]
+            assert {one.result().status for one in asked} == {200}
+        assert watch.peak() < ceiling.ceiling_bytes(config)
+        assert watch.peak() < 2 * ring + 2 * decode  # far below it: what was decoded is not kept
+        assert gateway.metric("mediagate_pool_restarts_total") == 0
+        gateway.given_back()

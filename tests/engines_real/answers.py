@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.launch import Gateway, request
-from tools.load.photos import made_unique
+from tools.load.bodies import made_unique
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "engines_real"
 TOLERANCE = 1e-4  # of a log-probability; one swapped pair of patches moves it by 0.001 to 0.02

@@ -28,7 +28,7 @@ from tests.engines_real.answers import (
     prompt_ids,
 )
 from tools.launch import Gateway, LaunchError
-from tools.load.photos import made_unique
+from tools.load.bodies import made_unique
 
 StartEngine = Callable[..., contextlib.AbstractContextManager[int]]
 _UNIQUE = itertools.count(1)

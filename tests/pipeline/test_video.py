@@ -237,6 +237,27 @@ def test_a_picture_with_a_sound_is_no_clip() -> None:
         look(written.getvalue())
 
 
+def test_frames_are_of_the_track_that_was_looked_at() -> None:
+    """Of several picture tracks the one marked as default is taken, for size, times and frames alike."""
+    written = io.BytesIO()
+    with av.open(written, "w", format="mp4") as out:
+        tracks: list[Any] = []
+        for height, width in ((48, 64), (96, 128)):
+            track: Any = out.add_stream("libx264", rate=10)
+            track.height, track.width, track.pix_fmt = height, width, "yuv420p"
+            tracks.append(track)
+        tracks[0].disposition, tracks[1].disposition = av.stream.Disposition(0), av.stream.Disposition.default
+        for small, large in zip(gray_levels(12), moving_noise(12, 96, 128), strict=True):
+            for track, pixels in zip(tracks, (small, large), strict=True):
+                out.mux(track.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        for track in tracks:
+            out.mux(track.encode(None))
+    data = written.getvalue()
+    found = look(data)
+    assert (found.height, found.width, found.frames) == (96, 128, 12)
+    assert taken(data, [0, 5, 11]).shape == (3, 96, 128, 3)
+
+
 FOREIGN = {
     "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/passwd\n#EXT-X-ENDLIST\n",
     "concat script": b"ffconcat version 1.0\nfile /etc/passwd\n",

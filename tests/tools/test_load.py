@@ -14,17 +14,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pybase64
 import pytest
 from aiohttp import web
+from av.video.frame import PictureType
 from PIL import Image
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from tools.launch import ROOT
+from tools.load.bodies import Bodies, Kind, made_unique, media_files, parse_mix
 from tools.load.client import Outcome, closed_loop, open_loop
 from tools.load.figures import fails, figures, spread, table
-from tools.load.photos import Bodies, Kind, encode, made_unique, parse_mix, photo
+from tools.load.photos import encode, photo
 from tools.load.processes import Watch, memory, tree, usage
 from tools.load.scrape import parse, quantile
 
@@ -151,6 +154,8 @@ def test_table_and_conditions() -> None:
 def test_mixes() -> None:
     assert parse_mix("1x1080p") == [Kind(1, 1920, 1080, "jpeg")]
     assert parse_mix("2x640x480:png, 512") == [Kind(2, 640, 480, "png"), Kind(1, 512, 512, "jpeg")]
+    (film,) = parse_mix("720p:mp4")
+    assert (film, film.modality) == (Kind(1, 1280, 720, "mp4"), "video")
     for text in ("", "1x", "x1080p", "1x1080p:gif"):
         with pytest.raises(ValueError, match="cannot read"):
             parse_mix(text)
@@ -168,6 +173,20 @@ def test_a_unique_file_has_the_same_pixels(format_: str) -> None:
     assert len({file, one, other}) == 3
     pixels = [Image.open(io.BytesIO(data)).convert("RGB").tobytes() for data in (file, one, other)]
     assert pixels[0] == pixels[1] == pixels[2]
+
+
+def test_a_film_is_a_film() -> None:
+    """Ten seconds with groups of pictures that refer to each other both ways, and as long with another hash."""
+    one, other = media_files(Kind(1, 160, 96, "mp4"))
+    assert one != other
+    for file in (one, made_unique(one, 7)):
+        with av.open(io.BytesIO(file)) as container:
+            frames = [PictureType(frame.pict_type).name for frame in container.decode(video=0)]
+        assert len(frames) == 300
+        assert {"I", "P", "B"} == set(frames) and frames.count("B") > 150
+    body = json.loads(next(Bodies("m", [Kind(1, 160, 96, "mp4")], stream=False, max_tokens=4)).data)
+    part = body["messages"][0]["content"][0]
+    assert part["type"] == "video_url" and part["video_url"]["url"].startswith("data:video/mp4;base64,")
 
 
 def test_bodies_repeat_only_as_much_as_asked() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import aiohttp
 
 from tools.demo.ask import stages_of
-from tools.load.photos import Body
+from tools.load.bodies import Body
 
 ROUTE = "/v1/chat/completions"
 

@@ -1,7 +1,7 @@
 """One measured round before a gateway, and the check that two gateways sent the same tensors.
 
-A round is some uncounted requests, then the counted ones, with the gateway's process tree watched.  For the check
-every picture of the rotation is sent once with the stand-in's digest marker; what it journals of both gateways is
+A round is some uncounted requests, then the counted ones, with the gateway's process tree watched.  For the check every
+picture or film of the rotation is sent once with the stand-in's digest marker; what it journals of both gateways is
 compared: prompt ids, ranges, shapes, dtypes and the SHA-256 of every tensor.
 """
 
@@ -16,14 +16,18 @@ from typing import Any
 from tools.demo.flow import MODEL
 from tools.fake.servicer import DIGEST_MARKER
 from tools.launch import Gateway, fake_engine, request
+from tools.load.bodies import Bodies, Kind, media_files, parse_mix
 from tools.load.client import ROUTE, Outcome, closed_loop
 from tools.load.figures import figures
-from tools.load.photos import DISTINCT, Bodies, Kind, parse_mix, photo_file
 from tools.load.processes import Watch
 from tools.load.scenarios import Scenario
 
 WARM_UP = 5
-READY = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
+READY = {
+    "model": MODEL,
+    "max_tokens": 1,
+    "messages": [{"role": "user", "content": "ready?"}],
+}
 
 
 class RoundFailed(Exception):
@@ -34,7 +38,10 @@ class RoundFailed(Exception):
 def stand_in(scenario: Scenario, journal: Path, log: Path) -> Iterator[int]:
     """The light engine both gateways send to."""
     labels = [word for label in scenario.labels for word in ("--label", label)]
-    with log.open("ab") as output, fake_engine("--light", "--journal", str(journal), *labels, log=output) as port:
+    with (
+        log.open("ab") as output,
+        fake_engine("--light", "--journal", str(journal), *labels, log=output) as port,
+    ):
         yield port
 
 
@@ -64,7 +71,15 @@ def measure(started: Gateway, scenario: Scenario, sent: Bodies, requests: int) -
     outcomes.clear()
     with Watch(started.pid) as watch:
         begun = time.perf_counter()
-        asyncio.run(closed_loop(started.url, sent, clients=clients, requests=requests, report=outcomes.append))
+        asyncio.run(
+            closed_loop(
+                started.url,
+                sent,
+                clients=clients,
+                requests=requests,
+                report=outcomes.append,
+            )
+        )
         elapsed_s = time.perf_counter() - begun
     _all_answered(outcomes, started)
     return figures(outcomes, elapsed_s, watch)
@@ -76,24 +91,33 @@ def _all_answered(outcomes: list[Outcome], started: Gateway) -> None:
         raise RoundFailed(f"{len(bad)} of {len(outcomes)} requests failed: {bad[0]}{started.tail()}")
 
 
-def sent_tensors(started: Gateway, scenario: Scenario, journal: Path, pictures: int = DISTINCT) -> list[dict[str, Any]]:
-    """What the engine saw of each picture of the rotation, as its journal tells it, without ids that differ anyway."""
+def sent_tensors(started: Gateway, scenario: Scenario, journal: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """What the engine saw of each picture or film of the rotation (of the first `most`), as its journal tells it,
+    without ids that differ anyway.
+    """
     before = len(_records(journal))
     sent = Bodies(MODEL, [], stream=False, max_tokens=2)
-    for number in range(pictures if scenario.mix else 1):
-        body = sent.of(_files(parse_mix(scenario.mix), number) if scenario.mix else [], f"{DIGEST_MARKER} What is it?")
+    for files in _one_by_one(parse_mix(scenario.mix))[:most] if scenario.mix else [[]]:
+        body = sent.of(files, f"{DIGEST_MARKER} What is it?")
         status, text = request(started.host, started.port, ROUTE, json.loads(body.data))
         if status != 200:
             raise RoundFailed(f"{status} {text[:200]!r}{started.tail()}")
     records = _records(journal)[before:]
     return [
-        {"input_ids": record["input_ids"], "media": [_comparable(m) for m in record["media"]]} for record in records
+        {
+            "input_ids": record["input_ids"],
+            "media": [_comparable(m) for m in record["media"]],
+        }
+        for record in records
     ]
 
 
-def _files(mix: list[Kind], number: int) -> list[tuple[str, bytes]]:
+def _one_by_one(mix: list[Kind]) -> list[list[tuple[Kind, bytes]]]:
+    """As many requests as the kind with the most different files has."""
+    known = [media_files(kind, place) for place, kind in enumerate(mix)]
     return [
-        (kind.format, photo_file(kind, 100 * at + number)) for at, kind in enumerate(mix) for _ in range(kind.count)
+        [(kind, files[number % len(files)]) for kind, files in zip(mix, known, strict=True) for _ in range(kind.count)]
+        for number in range(max(map(len, known)))
     ]
 
 
@@ -103,7 +127,11 @@ def _comparable(batch: dict[str, Any]) -> dict[str, Any]:
         name: {key: value for key, value in tensor.items() if key != "transport"}
         for name, tensor in batch["tensors"].items()
     }
-    return {"modality": batch["modality"], "ranges": batch["ranges"], "tensors": tensors}
+    return {
+        "modality": batch["modality"],
+        "ranges": batch["ranges"],
+        "tensors": tensors,
+    }
 
 
 def _records(journal: Path) -> list[dict[str, Any]]:

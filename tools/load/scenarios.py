@@ -42,6 +42,8 @@ SCENARIOS = (
     Scenario("jpeg12mp-shm", "1x12mp", SHM, 50, (("cpu", 0.45, 0.30),)),
     Scenario("png4mp-shm", "1x4mp:png", SHM, 50, (("cpu", 0.80, 0.60),)),
     Scenario("webp4mp-shm", "1x4mp:webp", SHM, 50, (("cpu", 0.55, 0.40),)),
+    Scenario("clip720-shm", "1x720p:mp4", SHM, 20, (("cpu", 0.35, 0.30),)),
+    Scenario("clips8-shm", "1x720p:mp4", SHM, 16, (("memory", 0.7, 0.5),), concurrency=8),
     Scenario("text", "", INLINE, 1000, (("cpu", 2.0, 1.3),)),
     Scenario(
         "concurrency16-shm",
@@ -68,7 +70,14 @@ class Growth:
 
 _ONE = Scenario("one", "1x1080p", SHM, 50)
 GROWTHS = (
-    Growth("images-1-to-10", "cpu", _ONE, dataclasses.replace(_ONE, mix="10x1080p", requests=10), 1.15, per_item=10),
+    Growth(
+        "images-1-to-10",
+        "cpu",
+        _ONE,
+        dataclasses.replace(_ONE, mix="10x1080p", requests=10),
+        1.15,
+        per_item=10,
+    ),
     Growth(
         "requests-100-to-1000",
         "memory",
