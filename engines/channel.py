@@ -67,13 +67,26 @@ def parse_url(url: str) -> Address:
     return Address(parts.hostname, parts.port, scheme == "grpcs" and bool(separator))
 
 
-@functools.cache
-def default_tls() -> ssl.SSLContext:
-    """The system's certificate authorities, HTTP/2 by ALPN."""
+def worker_tls(authorities: Sequence[str] = (), certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
+    """For grpcs URLs: the system's certificate authorities and those of the PEM files `authorities`, HTTP/2 by ALPN.
+
+    `certificate`: paths of the certificate and of its key that a worker is shown when it asks for one.  OSError
+    (ssl.SSLError is one) for files that cannot be used.
+    """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
+    for path in authorities:
+        context.load_verify_locations(path)
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
     return context
+
+
+@functools.cache
+def default_tls() -> ssl.SSLContext:
+    """As long as nobody says otherwise; reading the system's authorities takes a while."""
+    return worker_tls()
 
 
 class Stream(Generic[Reply]):

@@ -13,6 +13,7 @@ connection they were read on.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import ClassVar
@@ -72,7 +73,7 @@ class Registry:
     """All workers of the gateway.  Make it and use it inside one event loop; `close` it in the end.
 
     `prepare` is awaited before a worker becomes ready, each time; what it raises counts as a failed introduction and
-    is tried again.
+    is tried again.  `tls`: for workers with a grpcs URL (None: `engines.channel.default_tls`).
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class Registry:
         observer: Observer,
         *,
         prepare: Callable[[Worker], Awaitable[None]] = _nothing_to_prepare,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._settings = settings
         self._observer = observer
         self._prepare = prepare
@@ -129,7 +132,7 @@ class Registry:
         _check_spec(spec)
         self._make_room(url)
         worker = Worker(spec, url, self._breaker(url))
-        channels = WorkerChannels(url, connect_timeout_s=self._settings.connect_timeout_s)
+        channels = WorkerChannels(url, connect_timeout_s=self._settings.connect_timeout_s, tls=self._tls)
         self._workers[worker.id] = worker
         self._channels[worker.id] = channels
         life = Life(worker, channels, self._settings.health.overridden(spec.health), self._observer, self._prepare)

@@ -14,9 +14,7 @@ LATER_FLAGS: Mapping[str, str] = {
     "tenant keys": "--tenant-api-key",
     "configurable buckets": "--prometheus-duration-buckets",
     "log files": "--log-dir",
-    "connection time limits": "--header-read-timeout-secs --idle-connection-timeout-secs",
     "a port of its own for health checks": "--health-check-port",
-    "TLS": "--tls-cert-path --tls-key-path --client-cert-path --client-key-path --ca-cert-paths",
     "prefill/decode disaggregation": "--pd-disaggregation --prefill --decode --prefill-policy --decode-policy "
     "--prefill-max-inflight-requests-per-worker --prefill-queue-size --prefill-queue-timeout-secs "
     "--pd-admission-wait-secs",

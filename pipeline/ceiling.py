@@ -19,6 +19,7 @@ PARSING_BYTES = 96 * MIB  # JSON of one body as objects (`protocols.http.MOST_PA
 WIDEST_CHARACTER = 4  # a text with one emoji takes four bytes for each of its letters
 PROMPTS_BYTES = 512 * MIB  # two long texts in the tokenizer, one in the template
 CONNECTION_BYTES = 160 << 10  # of a request that has no room yet
+TLS_BYTES = 256 << 10  # more when it came over TLS: uvloop's buffers
 WORKER_BYTES = 128 * MIB  # four connections with windows of 32 MiB
 
 
@@ -35,6 +36,7 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
     pool, admission, transport = config.pool, config.admission, config.transport
     count = max(1, len(config.workers.urls)) if workers is None else workers
     programs = SUPERVISOR_BYTES + FRONTEND_BYTES + pool.processes * POOL_PROCESS_BYTES
+    connection = CONNECTION_BYTES + (TLS_BYTES if config.tls.cert_path else 0)
     places = admission.max_concurrent_requests + admission.queue_size
     return (
         Share("programs and libraries", programs),
@@ -46,7 +48,7 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
         Share(
             "bodies, fetched media, prompts", admission.max_inflight_body_bytes * 9 // 8, "--max-inflight-body-bytes"
         ),
-        Share("requests that wait for room", places * CONNECTION_BYTES, "--max-concurrent-requests, --queue-size"),
+        Share("requests that wait for room", places * connection, "--max-concurrent-requests, --queue-size"),
         Share(
             "one body being read",
             PARSING_BYTES + WIDEST_CHARACTER * config.server.max_payload_bytes,

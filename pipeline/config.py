@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.sections import Admission, Log, Media, Metrics, Model, Pool, Responses, Server, Transport, Workers
+from pipeline.sections import Admission, Log, Media, Metrics, Model, Pool, Responses, Server, Tls, Transport, Workers
 from pipeline.setting import Declared, declarations
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Pool",
     "Responses",
     "Server",
+    "Tls",
     "Transport",
     "Workers",
 ]
@@ -63,6 +64,7 @@ class Config(msgspec.Struct, frozen=True):
     """
 
     server: Server = Server()
+    tls: Tls = Tls()
     admission: Admission = Admission()
     media: Media = Media()
     transport: Transport = Transport()

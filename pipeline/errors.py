@@ -19,6 +19,8 @@ STATUS_OF_CODE = {
     "multimodal_payload_too_large": 413,
     "multimodal_inflight_budget": 429,
     # the request
+    "malformed_request": 400,
+    "expectation_failed": 417,
     "invalid_json": 400,
     "json_parse_error": 400,
     "missing_required_parameter": 400,

@@ -36,6 +36,8 @@ _EXAMPLES = """examples:
   MEDIAGATE_API_KEY=... python gateway.py --host 0.0.0.0 --multimodal-tensor-transport auto --worker-urls a:51 b:51
   # clients one does not trust: named media hosts only, bounded media
   python gateway.py --mm-allowed-media-domains img.example.com --multimodal-max-inflight-bytes 4000000000
+  # HTTPS to clients, and workers whose certificates a private authority signed
+  python gateway.py --tls-cert-path chain.pem --tls-key-path key.pem --ca-cert-paths ca.pem --worker-urls grpcs://a:443
   # what would be in force, and why
   python gateway.py --check-config --log-level debug
   # no engine at hand: the built-in one, one answer of each kind
@@ -135,7 +137,8 @@ def _shape(one: Declared) -> dict[str, Any]:
     if one.known:
         return {**facts, "choices": one.known, "metavar": "{" + ",".join(one.choices) + "}"}
     if one.kind is tuple and not one.setting.comma:
-        return {**facts, "nargs": "*", "metavar": {"workers.urls": "URL"}.get(one.key, "WORD")}
+        word = {"workers.urls": "URL", "tls.ca_cert_paths": "FILE"}.get(one.key, "WORD")
+        return {**facts, "nargs": "*", "metavar": word}
     return {**facts, "type": _reader(one), "metavar": _metavar(one)}
 
 

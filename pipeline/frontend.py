@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -19,6 +20,7 @@ from aiohttp import web
 
 from engines.base import Modality
 from engines.breaker import BreakerSettings
+from engines.channel import worker_tls
 from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
 from engines.health import HealthSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
@@ -28,7 +30,8 @@ from pipeline.address import MediaHostPolicy
 from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.cache import PixelCache
 from pipeline.catalog import Catalog
-from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
+from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config, Tls
+from pipeline.connections import Listener, Patience
 from pipeline.counting import TokenCounter
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
@@ -50,6 +53,7 @@ from pipeline.protocols.responses_route import KeptResponses, ResponsesApi
 from pipeline.protocols.responses_store import ResponseStore
 from pipeline.protocols.tokens import TokenRoutes
 from pipeline.serve import Doorkeeper, Route, application
+from pipeline.tls import listening_context
 from pipeline.versions import VERSION
 from pool.link import FrontendLink
 from pool.pool import Pool
@@ -220,7 +224,7 @@ class Frontend:
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
         )
-        registry = Registry(settings, self._metrics, prepare=self._introduced)
+        registry = Registry(settings, self._metrics, prepare=self._introduced, tls=_worker_tls(self._config.tls))
         self._closing.push_async_callback(registry.close)
         return registry
 
@@ -257,41 +261,52 @@ class Frontend:
     # -- listening
 
     async def _listen(self, routes: list[Route]) -> list[web.BaseSite]:
-        config = self._config
+        """Metrics first, so that whoever is served is counted; the sites that take clients."""
+        metrics, server = self._config.metrics, self._config.server
+        scrapes = await self._set_up(_metrics_app(self._metrics, self._refresh_gauges))
+        await self._open(web.TCPSite(scrapes, metrics.host, metrics.port), metrics.host, metrics.port)
+        runner = await self._set_up(application(self._config, self._doorkeeper, routes))
         # what strangers send that is no HTTP gets its 400 without a stack in our log; our handlers log their own faults
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-        app = application(config, self._doorkeeper, routes)
+        clients = Listener(
+            runner,
+            server.host,
+            server.port,
+            patience=Patience(head_s=server.header_read_timeout_s, idle_s=server.idle_connection_timeout_s),
+            cut=self._metrics.connection_cut,
+            refuse=self._doorkeeper.refuse_unread,
+            tls=listening_context(self._config.tls),
+            access_log=None,
+            read_bufsize=READ_AHEAD,
+            auto_decompress=False,
+        )
+        await self._open(clients, server.host, server.port)
+        return [clients]
+
+    async def _set_up(self, app: web.Application) -> web.AppRunner:
         runner = web.AppRunner(
             app,
             access_log=None,
             handle_signals=False,
             handler_cancellation=True,
-            read_bufsize=READ_AHEAD,
-            auto_decompress=False,
             shutdown_timeout=CUT_WAIT_S,  # aiohttp waits for ever when this is 0
         )
-        scrapes = _metrics_app(self._metrics, self._refresh_gauges)
-        metrics_runner = web.AppRunner(scrapes, access_log=None, handle_signals=False)
-        sites: list[web.BaseSite] = []
-        for one, host, port in (
-            (metrics_runner, config.metrics.host, config.metrics.port),
-            (runner, config.server.host, config.server.port),
-        ):
-            await one.setup()
-            self._closing.push_async_callback(one.cleanup)
-            site = web.TCPSite(one, host, port, backlog=1024)
-            try:
-                await site.start()
-            except OSError as error:
-                raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-            sites.append(site)
-        return sites[1:]
+        await runner.setup()
+        self._closing.push_async_callback(runner.cleanup)
+        return runner
+
+    async def _open(self, site: web.BaseSite, host: str, port: int) -> None:
+        try:
+            await site.start()
+        except OSError as error:
+            raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
     def _ready_text(self) -> str:
         config = self._config
         urls = ", ".join(config.workers.urls) or "none yet (POST /workers adds one, --demo brings one)"
+        scheme = "https" if config.tls.cert_path else "http"
         text = (
-            f"listening on http://{_bracketed(config.server.host)}:{config.server.port} engines: {urls} "
+            f"listening on {scheme}://{_bracketed(config.server.host)}:{config.server.port} engines: {urls} "
             f"pool: {config.pool.processes} processes transport: {config.transport.mode}"
         )
         _log.info("%s (Ctrl-C to stop)", text)
@@ -372,6 +387,12 @@ class Frontend:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quitting.wait(), min(left, 0.05))
+
+
+def _worker_tls(tls: Tls) -> ssl.SSLContext | None:
+    """None: what the system trusts, read when the first grpcs worker comes."""
+    certificate = (tls.client_cert_path, tls.client_key_path) if tls.client_cert_path and tls.client_key_path else None
+    return worker_tls(tls.ca_cert_paths, certificate) if certificate or tls.ca_cert_paths else None
 
 
 def _dispatch_settings(config: Config) -> DispatchSettings:

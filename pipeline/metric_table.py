@@ -58,6 +58,11 @@ DECLARATIONS: tuple[Declaration, ...] = (
         "HTTP answers; error_code is empty for a success",
     ),
     _gauge("smg_http_connections_active", (), "HTTP connections with a request that is being answered"),
+    _counter(
+        "mediagate_connections_cut_total",
+        ("reason",),
+        "Connections closed for their silence: head (one that did not end, 408), idle (between requests)",
+    ),
     # admission
     _gauge("smg_admission_inflight", (), "Requests that hold a place"),
     _gauge("smg_admission_queue_depth", (), "Requests that wait for a place"),

@@ -85,6 +85,10 @@ class Metrics:
         self._histogram("smg_http_request_duration_seconds", method, path).observe(seconds)
         self._counter("smg_http_responses_total", path, str(status), self._word("error_code", code)).inc()
 
+    def connection_cut(self, reason: str) -> None:
+        """Closed for a head that did not end (head) or because nobody asked for anything (idle)."""
+        self._counter("mediagate_connections_cut_total", reason).inc()
+
     def admission(self, inflight: int, queued: int) -> None:
         self._gauge("smg_admission_inflight").set(inflight)
         self._gauge("smg_admission_queue_depth").set(queued)

@@ -17,6 +17,7 @@ from pipeline.checks import check_sections
 from pipeline.config import DECLARED, Config, ConfigError, Source
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
 from pipeline.setting import Declared
+from pipeline.tls import check_tls
 
 # What the largest picture within the limits takes, measured: 178 megapixels are 1.3 GiB as JPEG or PNG, 2.7 GiB as WebP
 # or with a long-side cap, 3.3 GiB as JPEG 2000.
@@ -77,6 +78,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     warnings.extend(_absent(environ))
     _compute(values, sources)
     warnings.extend(check_sections(values))
+    check_tls(values["tls"])
     return msgspec.convert({**values, "sources": sources, "warnings": warnings}, Config)
 
 

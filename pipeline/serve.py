@@ -19,6 +19,7 @@ from pipeline.errors import GatewayError
 from pipeline.logs import access_line
 from pipeline.metrics import Metrics
 from pipeline.protocols.described.operation import Operation
+from pipeline.protocols.http import check_expectation, expect_nothing, is_awaited
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.refusals import ErrorBody, openai_error
 from pipeline.ticket import Ticket, new_id
@@ -91,8 +92,8 @@ class Doorkeeper:
             await asyncio.wait(cut, timeout=wait_s)
 
     async def prepare_response(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Before the head of any answer is written."""
-        if self.is_leaving:
+        """Before the head of any answer is written.  Behind a body that cannot be read nothing else can be."""
+        if self.is_leaving or request.content.exception() is not None or is_awaited(request):
             response.force_close()
             response.headers["Connection"] = "close"
 
@@ -165,6 +166,10 @@ class Doorkeeper:
 
         return answer
 
+    def refuse_unread(self, request: web.Request, error: GatewayError) -> web.StreamResponse:
+        """The answer to what is no HTTP: there is no method and no path."""
+        return self._refuse_unrouted(error, request)
+
     def _refuse_unrouted(self, error: GatewayError, request: web.Request) -> web.StreamResponse:
         ticket = Ticket(self.request_id(request, "req-"), UNROUTED)
         self._metrics.http_started(UNROUTED)
@@ -180,6 +185,7 @@ class Doorkeeper:
 
     async def _handle(self, route: Route, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         try:
+            check_expectation(request)
             if route.guarded:
                 self.check_key(request, route)
             if route.admitted:
@@ -267,7 +273,7 @@ def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> 
     if cors:
         app.on_response_prepare.append(cors.prepare_response)
     for route in routes:
-        app.router.add_route(route.method, route.pattern, doorkeeper.wrap(route))
+        app.router.add_route(route.method, route.pattern, doorkeeper.wrap(route), expect_handler=expect_nothing)
         if route.method == "GET":  # balancers probe with HEAD
-            app.router.add_route("HEAD", route.pattern, doorkeeper.wrap(route))
+            app.router.add_route("HEAD", route.pattern, doorkeeper.wrap(route), expect_handler=expect_nothing)
     return app

@@ -12,6 +12,7 @@ import msgspec
 
 # The groups of --help, in the order of a request.
 LISTENING = "Listening"
+TLS = "TLS"
 ADMISSION = "Admission"
 MODEL = "Model and prompt"
 MEDIA = "Media"
@@ -22,7 +23,7 @@ RETRIES = "Retries and circuit breakers"
 RESPONSES = "Kept responses"
 STOPPING = "Stopping"
 OBSERVING = "Logs, metrics and timing"
-GROUPS = (LISTENING, ADMISSION, MODEL, MEDIA, POOL, TRANSPORT, WORKERS, RETRIES, RESPONSES, STOPPING, OBSERVING)
+GROUPS = (LISTENING, TLS, ADMISSION, MODEL, MEDIA, POOL, TRANSPORT, WORKERS, RETRIES, RESPONSES, STOPPING, OBSERVING)
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Bodies in and event streams out: what every route with media or tokens needs of HTTP."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 
 import aiohttp
@@ -22,6 +23,8 @@ SLOWEST_BODY = 8192
 # empty lists takes 25 times its own text, and a fault of the frontend is a fault for every client.
 MOST_PARSED_BYTES = 64 << 20
 _COSTS = (("[", 200), ("{", 200), ('"', 30), (",", 40), ("\\", 12))  # bytes of objects that a character may stand for
+_CONTINUE = "100-continue"
+_TOLD = "told to continue"
 COMMENT_PING = b": ping\n\n"
 
 
@@ -41,6 +44,39 @@ def parsed_bytes(piece: bytes) -> int:
         if (code := character.encode()) in piece:
             total += cost * int(np.count_nonzero(np.frombuffer(piece, np.uint8) == code[0]))
     return total
+
+
+def check_expectation(request: web.Request) -> None:
+    """A client that sends `Expect: 100-continue` is told so when its body has room (`read_body`), or refused before."""
+    expected = request.headers.get("Expect")
+    if expected is not None and expected.strip().lower() != _CONTINUE:
+        raise GatewayError("expectation_failed", f"Expect: {expected[:40]!r} cannot be met, only 100-continue")
+
+
+async def expect_nothing(request: web.Request) -> None:
+    """In place of aiohttp's handler of `Expect`, which calls for the body before anybody has looked at the head."""
+
+
+def is_awaited(request: web.Request) -> bool:
+    """Whether the client waits to be told that its body is wanted; answered instead, it may send it or not."""
+    return _TOLD not in request and "Expect" in request.headers and not request.content.is_eof()
+
+
+async def _call_for(request: web.Request) -> None:
+    if "Expect" not in request.headers:
+        return
+    if is_awaited(request) and request.version >= aiohttp.HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun
+    request[_TOLD] = True
+
+
+def unreadable(error: BaseException) -> GatewayError:
+    """The answer to what is no HTTP: a head, or the chunks of a body."""
+    why = error.message if isinstance(error, http_exceptions.HttpProcessingError) else str(error)
+    line = next((line for line in why.splitlines() if line.strip()), type(error).__name__)
+    what = re.split(r"b(?:ytearray\(b)?['\"]", line)[0].strip(" :")  # without what was read
+    return GatewayError("malformed_request", f"the request is not HTTP that can be read: {what[:200]}")
 
 
 async def _next_piece(content: aiohttp.StreamReader, began: float, have: int) -> bytes:
@@ -72,6 +108,7 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
     parsed = 0
     began = asyncio.get_running_loop().time()
     try:
+        await _call_for(request)
         while piece := await _next_piece(request.content, began, len(body)):
             body += piece
             parsed += parsed_bytes(piece)
@@ -84,7 +121,7 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
             bodies.grow(grant, len(body))
     except (aiohttp.ClientError, http_exceptions.HttpProcessingError) as error:
         grant.release()
-        raise GatewayError("invalid_json", f"the request body cannot be read: {error}") from None
+        raise unreadable(error) from None
     except BaseException:
         grant.release()
         raise

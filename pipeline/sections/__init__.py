@@ -10,6 +10,18 @@ from pipeline.sections.fleet import Model, Workers
 from pipeline.sections.media import Media
 from pipeline.sections.process import Log, Metrics, Pool
 from pipeline.sections.sending import Transport
-from pipeline.sections.serving import Admission, Responses, Server
+from pipeline.sections.serving import Admission, Responses, Server, Tls
 
-__all__ = ["Admission", "Log", "Media", "Metrics", "Model", "Pool", "Responses", "Server", "Transport", "Workers"]
+__all__ = [
+    "Admission",
+    "Log",
+    "Media",
+    "Metrics",
+    "Model",
+    "Pool",
+    "Responses",
+    "Server",
+    "Tls",
+    "Transport",
+    "Workers",
+]

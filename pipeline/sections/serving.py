@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pipeline.setting import ADMISSION, LISTENING, OBSERVING, RESPONSES, STOPPING, seconds, setting, size
+from pipeline.setting import ADMISSION, LISTENING, OBSERVING, RESPONSES, STOPPING, TLS, seconds, setting, size
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -43,6 +43,23 @@ class Server(msgspec.Struct, frozen=True):
     request_timeout_s: Annotated[
         float, seconds(LISTENING, "--request-timeout-secs", "Longest time for one request; then 504.", ge=1)
     ] = 1800.0
+    header_read_timeout_s: Annotated[
+        float,
+        seconds(
+            LISTENING,
+            "--header-read-timeout-secs",
+            "Longest time from the first byte of a request to the end of its head, then 408; for a TLS handshake too; "
+            "0 = off.",
+        ),
+    ] = 30.0
+    idle_connection_timeout_s: Annotated[
+        float,
+        seconds(
+            LISTENING,
+            "--idle-connection-timeout-secs",
+            "Time after which a connection without a request is closed; 0 = off.",
+        ),
+    ] = 90.0
     sse_keepalive_s: Annotated[
         float, seconds(LISTENING, "--sse-keepalive-secs", "Pause after which a quiet stream gets a ping; 0 = off.")
     ] = 15.0
@@ -60,6 +77,49 @@ class Server(msgspec.Struct, frozen=True):
         """Without the key: a Config may end up in a log."""
         shown = [f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key"]
         return f"Server({', '.join(shown)}, api_key={'set' if self.api_key else None})"
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """Paths of PEM files; `pipeline.tls` checks them and makes contexts of them."""
+
+    cert_path: (
+        Annotated[
+            str,
+            setting(
+                TLS,
+                "--tls-cert-path",
+                "PEM file of the server's certificate and those that lead to its authority: HTTPS instead of HTTP.",
+                computed="none: plain HTTP",
+            ),
+        ]
+        | None
+    ) = None
+    key_path: (
+        Annotated[
+            str,
+            setting(TLS, "--tls-key-path", "PEM file of its private key, without a passphrase.", computed="none"),
+        ]
+        | None
+    ) = None
+    client_cert_path: (
+        Annotated[
+            str,
+            setting(
+                TLS,
+                "--client-cert-path",
+                "PEM file of the certificate for grpcs:// workers that ask for one.",
+                computed="none",
+            ),
+        ]
+        | None
+    ) = None
+    client_key_path: (
+        Annotated[str, setting(TLS, "--client-key-path", "PEM file of its private key.", computed="none")] | None
+    ) = None
+    ca_cert_paths: Annotated[
+        tuple[str, ...],
+        setting(TLS, "--ca-cert-paths", "PEM files of authorities trusted for grpcs:// workers, beside the system's."),
+    ] = ()
 
 
 class Admission(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines.base import EngineError
+from engines.channel import worker_tls
 from engines.wire import field, splice
 from tests.engines.calls import both_paths
 from tests.engines.grpcio_engine import (
@@ -276,3 +277,17 @@ async def test_an_unknown_authority_is_refused():
         with pytest.raises(EngineError, match="self.signed certificate") as caught:
             await health(channels)
         assert caught.value.status == "UNAVAILABLE"
+
+
+async def test_a_worker_that_asks_for_a_certificate():
+    """Shown one it trusts it answers; without one it does not."""
+    pair = (KEY.read_bytes(), CERTIFICATE.read_bytes())
+    credentials = grpc.ssl_server_credentials([pair], CERTIFICATE.read_bytes(), require_client_auth=True)
+    known = worker_tls([str(CERTIFICATE)], (str(CERTIFICATE), str(KEY)))
+    async with serving(Engine(), credentials=credentials) as server:
+        async with connected(f"grpcs://{server.address}", tls=known) as channels:
+            assert (await health(channels)).healthy
+        async with connected(f"grpcs://{server.address}", tls=worker_tls([str(CERTIFICATE)])) as channels:
+            with pytest.raises(EngineError) as caught:
+                await health(channels)
+            assert caught.value.status == "UNAVAILABLE"

@@ -47,6 +47,8 @@ FLAGS = [
      ("x-request-id", "x-correlation-id", "x-trace-id", "request-id"), "X-Mine", ("x-mine",)),
     ("--max-payload-size", "server.max_payload_bytes", 536870912, "1000", 1000),
     ("--request-timeout-secs", "server.request_timeout_s", 1800.0, "7", 7.0),
+    ("--header-read-timeout-secs", "server.header_read_timeout_s", 30.0, "0", 0.0),
+    ("--idle-connection-timeout-secs", "server.idle_connection_timeout_s", 90.0, "600", 600.0),
     ("--sse-keepalive-secs", "server.sse_keepalive_s", 15.0, "0", 0.0),
     ("--drain-settle-secs", "server.drain_settle_s", 5.0, "0.5", 0.5),
     ("--shutdown-grace-period-secs", "server.shutdown_grace_s", 180.0, "1", 1.0),
@@ -114,6 +116,14 @@ SWITCHES = [
     ("--disable-circuit-breaker", "workers.breaker_enabled", True, False),
     ("--log-json", "log.json", False, True),
 ]
+FILES = {  # what they name must exist: tried below and in test_tls.py
+    "--chat-template": "model.chat_template",
+    "--tls-cert-path": "tls.cert_path",
+    "--tls-key-path": "tls.key_path",
+    "--client-cert-path": "tls.client_cert_path",
+    "--client-key-path": "tls.client_key_path",
+    "--ca-cert-paths": "tls.ca_cert_paths",
+}
 FIXED = [("media.fetch_timeout_s", 10.0), ("media.max_fetches_per_request", 16), ("media.inflight_wait_s", 2.0)]
 # variable, key, default, text, value, text that is bad
 VARIABLES = [
@@ -149,9 +159,9 @@ LEGACY = [
 
 
 def test_the_tables_name_every_declared_setting() -> None:
-    keys = {row[1] for row in (*FLAGS, *SWITCHES, *VARIABLES)} | {row[0] for row in FIXED} | {"model.chat_template"}
+    keys = {row[1] for row in (*FLAGS, *SWITCHES, *VARIABLES)} | {row[0] for row in FIXED} | set(FILES.values())
     assert keys == {one.key for one in DECLARED}
-    flags = {row[0] for row in (*FLAGS, *SWITCHES)} - {"--no-mm-allow-private-media-hosts"} | {"--chat-template"}
+    flags = {row[0] for row in (*FLAGS, *SWITCHES)} - {"--no-mm-allow-private-media-hosts"} | set(FILES)
     assert flags == {flag for one in DECLARED for flag in one.setting.flags}
     variables = {row[0] for row in (*VARIABLES, *LEGACY)}
     assert variables == {name for one in DECLARED for name in (one.setting.variable, one.setting.legacy) if name}

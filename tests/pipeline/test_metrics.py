@@ -78,6 +78,7 @@ def exercised() -> Metrics:
     metrics.media_bytes("image", 40_000)
     metrics.inflight_media(5, 6, 7)
     metrics.fetch_shared()
+    metrics.connection_cut("head")
     metrics.pixels_shared("qwen3-vl")
     metrics.pixel_cache_asked("qwen3-vl", False)
     metrics.pixel_cache_asked("qwen3-vl", True)

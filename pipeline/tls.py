@@ -1,0 +1,88 @@
+"""Certificates and keys: checked before anything listens, made into the listener's context by the frontend.
+
+A certificate comes with its key or not at all.  OpenSSL's own words ("PEM lib") help nobody, so each thing that can be
+wrong with a file is looked for and told by its flag.  A key is never shown: not in a message, not when somebody gives
+the key itself where its path belongs.
+"""
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+from pipeline.checks import refuse
+from pipeline.config import Tls
+
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_KEY = b"PRIVATE KEY-----"
+_ENCRYPTED = b"ENCRYPTED"  # in the head of a PKCS #8 key, in a line of its own in older ones
+_PAIRS = (("cert_path", "key_path", "tls_"), ("client_cert_path", "client_key_path", ""))
+
+
+def check_tls(tls: dict[str, Any]) -> None:
+    """Check the files that the section's values name, `~` expanded in place; ConfigError says which flag and why."""
+    for name in ("cert_path", "key_path", "client_cert_path", "client_key_path"):
+        tls[name] = None if tls[name] is None else _expanded(tls[name])
+    tls["ca_cert_paths"] = tuple(map(_expanded, tls["ca_cert_paths"]))
+    for certificate, key, prefix in _PAIRS:
+        _check_pair(prefix + certificate, tls[certificate], prefix + key, tls[key])
+    for path in tls["ca_cert_paths"]:
+        _read("ca_cert_paths", path, _CERTIFICATE, "a PEM certificate")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+        except ssl.SSLError:
+            refuse("ca_cert_paths", path, "holds a certificate that cannot be read")
+
+
+def listening_context(tls: Tls) -> ssl.SSLContext | None:
+    """For the listener of clients: TLS 1.2 or later, HTTP/1.1; None for plain HTTP."""
+    if tls.cert_path is None or tls.key_path is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(tls.cert_path, tls.key_path)
+    return context
+
+
+def _check_pair(certificate_field: str, certificate: str | None, key_field: str, key: str | None) -> None:
+    if certificate is None and key is None:
+        return
+    if key is None:
+        refuse(certificate_field, certificate, f"Needs --{key_field.replace('_', '-')} as well")
+    if certificate is None:
+        refuse(key_field, key, f"Needs --{certificate_field.replace('_', '-')} as well")
+    _read(certificate_field, certificate, _CERTIFICATE, "a PEM certificate")
+    if _ENCRYPTED in _read(key_field, key, _KEY, "a PEM private key"):
+        refuse(key_field, key, "has a passphrase, which nobody could be asked for")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            refuse(key_field, key, f"is not the key of {certificate}")
+        refuse(certificate_field, certificate, f"cannot be used with {key} ({_reason(error)})")
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def _no_passphrase() -> str:
+    """OpenSSL would ask the terminal."""
+    return ""
+
+
+def _read(field: str, path: str, wanted: bytes, what: str) -> bytes:
+    if "-----BEGIN" in path:
+        refuse(field, "...", "Must be the path of a file, not its content")
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        refuse(field, path, "does not exist" if isinstance(error, FileNotFoundError) else f"{error.strerror}")
+    if wanted not in data:
+        refuse(field, path, f"does not hold {what}")
+    return data
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "it cannot be read").lower().replace("_", " ")
