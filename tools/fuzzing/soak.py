@@ -70,8 +70,8 @@ class Report:
 def soak(site: Site, *, seconds: float, clients: int, seed: int, pause_s: float = 0.1) -> Report:
     """Let `clients` threads loose for `seconds`, wait until nothing is held (Wrong when that does not come)."""
     report = Report()
+    files = _files()  # takes seconds on a busy machine
     deadline = time.monotonic() + seconds
-    files = _files()
     threads = [
         threading.Thread(target=_client, args=(site, report, files, random.Random(seed + number), deadline))
         for number in range(clients)
