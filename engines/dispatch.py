@@ -22,11 +22,13 @@ from typing import Any, Self
 
 import msgspec
 
+from engines.affinity import Affinity
 from engines.attempt import Attempt
 from engines.base import EngineError, EngineRequest, Event, Form, Modality, ModalityRefused, NoWorker, Observer
+from engines.policies import PolicySettings, policy_named
 from engines.registry import Registry
 from engines.scatter import Drain
-from engines.selection import Policy, policy_named
+from engines.selection import Policy
 from engines.transport import Transport
 from engines.worker import Worker
 
@@ -66,6 +68,7 @@ class DispatchSettings(msgspec.Struct, frozen=True):
     """
 
     policy: str = "round_robin"
+    policies: PolicySettings = PolicySettings()
     retry: RetrySettings = RetrySettings()
     encoder_dtypes: Mapping[str, str] = {}
     modality_dtypes: Mapping[str, Mapping[Modality, str]] = {}
@@ -74,7 +77,8 @@ class DispatchSettings(msgspec.Struct, frozen=True):
 class Outlook(msgspec.Struct, frozen=True):
     """What tensors should be made for, before a worker is chosen.
 
-    `form`: one candidate's, by chance, so that in a fleet of two forms every worker gets its share.  `by_segment`:
+    `form`: that of the worker the policy would choose now; when it has no opinion one candidate's, by chance, so that
+    in a fleet of two forms every worker gets its share.  `by_segment`:
     whether every candidate of that form reads recycled segments, so that pool processes should write there.
     `min_segment_bytes`: smallest tensor one of them takes that way.
     """
@@ -103,7 +107,7 @@ class Dispatcher:
         self,
         request: EngineRequest,
         *,
-        routing_key: str | None = None,
+        affinity: Affinity | None = None,
         remake: Remake | None = None,
         on_media_read: OnMediaRead | None = None,
         on_media_free: OnMediaFree | None = None,
@@ -116,13 +120,14 @@ class Dispatcher:
         taken the tensors from us (message drained, segments read), or has not for a while and may be waiting for
         something; what else is made for it can go on.
         """
-        return Generation(self, request, routing_key, remake, _Media(on_media_read, on_media_free))
+        return Generation(self, request, affinity or Affinity.of(request), remake, _Media(on_media_read, on_media_free))
 
-    def outlook(self, model: str, modalities: Iterable[Modality]) -> Outlook:
-        """Raises NoWorker and ModalityRefused, as `generate` would."""
+    def outlook(self, model: str, modalities: Iterable[Modality], affinity: Affinity | None = None) -> Outlook:
+        """Raises NoWorker and ModalityRefused, as `generate` would.  `affinity`: of the request, when it is known."""
         workers = self._able(self._available(model), model, modalities)
         forms = [self.form_of(worker) for worker in workers]
-        form = random.choice(forms)
+        likely = self._policy(model).likely(workers, affinity) if affinity is not None else None
+        form = self.form_of(likely) if likely is not None else random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
         by_segment = all(self.transport.writes_ahead(worker) for worker in fitting)
         return Outlook(form, by_segment, min(map(self.transport.min_bytes, fitting)), fitting)
@@ -132,7 +137,7 @@ class Dispatcher:
         return worker.form(settings.encoder_dtypes.get(runtime), settings.modality_dtypes.get(runtime, {}))
 
     async def choose(
-        self, request: EngineRequest, routing_key: str | None, failed: Worker | None, *, any_form: bool
+        self, request: EngineRequest, affinity: Affinity, failed: Worker | None, *, any_form: bool
     ) -> Worker:
         """The worker of the next attempt.
 
@@ -150,10 +155,16 @@ class Dispatcher:
         candidates = fresh or [worker for worker in others if worker is not failed] or fitting or others
         if not candidates:
             raise NoWorker(request.model)
-        policy = self._policies.setdefault(request.model, policy_named(self.settings.policy))
-        chosen = policy.choose(candidates, routing_key)
+        policy = self._policy(request.model)
+        chosen = policy.choose(candidates, affinity)
         self.observer.worker_selected(chosen.url, policy.name)
         return chosen
+
+    def _policy(self, model: str) -> Policy:
+        policy = self._policies.get(model)
+        if policy is None:
+            policy = self._policies[model] = policy_named(self.settings.policy, self.settings.policies)
+        return policy
 
     def fits(self, request: EngineRequest, worker: Worker) -> bool:
         """Whether the request's media are in the form this worker wants."""
@@ -218,7 +229,7 @@ class Generation:
         self,
         dispatcher: Dispatcher,
         request: EngineRequest,
-        routing_key: str | None,
+        affinity: Affinity,
         remake: Remake | None,
         media: "_Media",
     ) -> None:
@@ -227,7 +238,7 @@ class Generation:
         self.send_s = 0.0
         self._dispatcher = dispatcher
         self._request = request
-        self._routing_key = routing_key
+        self._affinity = affinity
         self._remake = remake
         self._media = media
         self._events = self._run()
@@ -278,7 +289,7 @@ class Generation:
     async def _next_worker(self) -> Worker:
         request = self._request
         self.worker = await self._dispatcher.choose(
-            request, self._routing_key, self.worker, any_form=self._remake is not None
+            request, self._affinity, self.worker, any_form=self._remake is not None
         )
         if self._remake is not None and not self._dispatcher.fits(request, self.worker):
             await self._media.drained()

@@ -23,10 +23,6 @@ LATER_FLAGS: Mapping[str, str] = {
     "model aliases": "--model-alias",
     "conversations and background responses": "--history-memory-max-items --max-background-responses",
     "tracing": "--enable-trace --otlp-traces-endpoint",
-    "cache-aware routing": "--cache-threshold --cache-match-threshold --prefix-token-count --prefix-hash-load-factor "
-    "--prefix-hash-balance-abs-threshold --balance-abs-threshold --spill-abs-threshold --balance-rel-threshold "
-    "--spill-rel-threshold --balance-token-usage-threshold --eviction-interval-secs --max-tree-size --block-size "
-    "--cache-boundaries --cache-index --cache-ttl-secs --kv-index",
     "routing keys": "--routing-key-override --sticky-sessions --routing-key-headers",
 }
 
@@ -59,6 +55,9 @@ NEVER_FLAGS: Mapping[str, str] = {
     "--least-load-mean-prefill-tokens --least-load-max-waiting-requests --power-of-two-load-metric "
     "--selection-policy --selection-accounting-ttl-ms --overlap-decay --selection-temperature "
     "--bucket-adjust-interval-secs --max-idle-secs --sticky-key-idle-secs --assignment-mode",
+    "routing by what engines tell of their caches": "--balance-token-usage-threshold --kv-index",
+    "another index of prompts than its own, which is bounded at every request": "--eviction-interval-secs "
+    "--cache-boundaries --cache-index",
     "HTTP engine workers": "--upstream-http2 --upstream-pool-idle-timeout-secs --health-check-endpoint --backend "
     "--max-buffered-request-bytes --stream-body-stall-timeout-secs",
     "direct ZMQ workers": "--zmq-engine-count",

@@ -11,7 +11,20 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.sections import Admission, Log, Media, Metrics, Model, Pool, Responses, Server, Tls, Transport, Workers
+from pipeline.sections import (
+    Admission,
+    Log,
+    Media,
+    Metrics,
+    Model,
+    Pool,
+    Responses,
+    Routing,
+    Server,
+    Tls,
+    Transport,
+    Workers,
+)
 from pipeline.setting import Declared, declarations
 
 __all__ = [
@@ -24,6 +37,7 @@ __all__ = [
     "Model",
     "Pool",
     "Responses",
+    "Routing",
     "Server",
     "Tls",
     "Transport",
@@ -70,6 +84,7 @@ class Config(msgspec.Struct, frozen=True):
     transport: Transport = Transport()
     model: Model = Model()
     workers: Workers = Workers()
+    routing: Routing = Routing()
     pool: Pool = Pool()
     responses: Responses = Responses()
     metrics: Metrics = Metrics()

@@ -20,9 +20,11 @@ from aiohttp import web
 
 from engines.base import Modality
 from engines.breaker import BreakerSettings
+from engines.cache_aware import CacheAwareSettings
 from engines.channel import worker_tls
 from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
 from engines.health import HealthSettings
+from engines.policies import PolicySettings, PrefixHashSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
 from engines.transport import Transport, TransportSettings, shm_namespace
 from engines.worker import Worker, WorkerSpec
@@ -413,10 +415,27 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
     }
     return DispatchSettings(
         policy=workers.policy,
+        policies=_policy_settings(config),
         retry=retry,
         encoder_dtypes={runtime: dtype for runtime, dtype in dtypes.items() if dtype},
         modality_dtypes={"tokenspeed": {modality: dtype for modality, dtype in tokenspeed.items() if dtype}},
     )
+
+
+def _policy_settings(config: Config) -> PolicySettings:
+    routing = config.routing
+    cache_aware = CacheAwareSettings(
+        match_threshold=routing.cache_threshold,
+        balance_abs=routing.balance_abs,
+        balance_rel=routing.balance_rel,
+        max_tokens=routing.max_tree_tokens,
+        block_size=routing.block_size,
+        ttl_s=routing.cache_ttl_s,
+    )
+    prefix_hash = PrefixHashSettings(
+        tokens=routing.prefix_tokens, factor=routing.prefix_load_factor, margin=routing.prefix_balance_abs
+    )
+    return PolicySettings(cache_aware, prefix_hash)
 
 
 def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> list[Route]:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
+from engines.affinity import Affinity, Mark
 from engines.base import EngineError, EngineRequest, Form, MediaBatch, Modality, ModalityRefused
 from engines.dispatch import Dispatcher, Outlook
 from engines.registry import Registry
@@ -33,11 +34,12 @@ TOKEN_CHARACTERS = 256
 class Prepared(msgspec.Struct, frozen=True):
     """A request ready for dispatch.
 
-    `remake(form)` makes its tensors again in another form, from the retained inputs; None when every worker of the
-    model wants the same form (the inputs are given back then).
+    `affinity`: what ties it to a worker.  `remake(form)` makes its tensors again in another form, from the retained
+    inputs; None when every worker of the model wants the same form (the inputs are given back then).
     """
 
     request: EngineRequest
+    affinity: Affinity
     remake: Callable[[Form], Awaitable[EngineRequest]] | None = None
 
 
@@ -76,7 +78,8 @@ class Preparation:
             plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None)
             ids = await self._tokenise(model, plan, text)
         if not plan.parts:
-            return Prepared(engine_request(model, plan, text, ids, (), ticket))
+            request = engine_request(model, plan, text, ids, (), ticket)
+            return Prepared(request, Affinity(request.input_ids, key=ticket.routing_key))
 
         check_hints(plan.parts)
         mode, reason = self._place(model, plan)
@@ -93,7 +96,8 @@ class Preparation:
         expand_s = time.perf_counter() - begun
         check_length(model, len(expanded.ids))
 
-        outlook = self._outlook(model, plan)
+        affinity = Affinity(array("I", expanded.ids), _marks(in_order, expanded), ticket.routing_key)
+        outlook = self._outlook(model, plan, affinity)
         tensors = _Tensors(self._encoder, self._inflight, model, plan, ticket, text, expanded, intake, looks, outlook)
         with ticket.stage("wait"):
             ahead = sum(tensor_bytes(look, outlook.form) for look in in_order)
@@ -105,7 +109,7 @@ class Preparation:
         is_uniform = self._serves_all(outlook.form, plan, candidates)
         if is_uniform and not outlook.form.encoded:
             ticket.inputs.close()
-        return Prepared(request, None if is_uniform else tensors.remade)
+        return Prepared(request, affinity, None if is_uniform else tensors.remade)
 
     def _serves_all(self, form: Form, plan: MediaPlan, candidates: Sequence[Worker]) -> bool:
         """Whether media of that form are what every worker wants that may get them."""
@@ -113,10 +117,10 @@ class Preparation:
         wanted = [self._dispatcher.form_of(worker) for worker in candidates if all(map(worker.accepts, modalities))]
         return all(form.serves(one, modality) for one in wanted for modality in modalities)
 
-    def _outlook(self, model: ServedModel, plan: MediaPlan) -> Outlook:
+    def _outlook(self, model: ServedModel, plan: MediaPlan, affinity: Affinity) -> Outlook:
         """What tensors to make, before a worker is chosen; no worker that could take them is an answer of its own."""
         try:
-            return self._dispatcher.outlook(model.model, {part.modality for part in plan.parts})
+            return self._dispatcher.outlook(model.model, {part.modality for part in plan.parts}, affinity)
         except EngineError as error:
             raise engine_failure(error) from None
 
@@ -243,6 +247,13 @@ def _in_order(looks: Sequence[Look]) -> list[Look]:
     """By position: an item that stands twice is looked at once."""
     by_position = {position: look for look in looks for position in look.item.positions}
     return [by_position[position] for position in sorted(by_position)]
+
+
+def _marks(looks: Sequence[Look], expanded: Expanded) -> list[Mark]:
+    return [
+        Mark(run.offset, run.length, look.facts.content_hash)
+        for look, run in zip(looks, expanded.structural, strict=True)
+    ]
 
 
 def _log_timing(

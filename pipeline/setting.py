@@ -19,11 +19,26 @@ MEDIA = "Media"
 POOL = "Preprocessing pool"
 TRANSPORT = "Tensor transport"
 WORKERS = "Engine workers"
+ROUTING = "Choosing a worker"
 RETRIES = "Retries and circuit breakers"
 RESPONSES = "Kept responses"
 STOPPING = "Stopping"
 OBSERVING = "Logs, metrics and timing"
-GROUPS = (LISTENING, TLS, ADMISSION, MODEL, MEDIA, POOL, TRANSPORT, WORKERS, RETRIES, RESPONSES, STOPPING, OBSERVING)
+GROUPS = (
+    LISTENING,
+    TLS,
+    ADMISSION,
+    MODEL,
+    MEDIA,
+    POOL,
+    TRANSPORT,
+    WORKERS,
+    ROUTING,
+    RETRIES,
+    RESPONSES,
+    STOPPING,
+    OBSERVING,
+)
 
 
 class Setting(msgspec.Struct, frozen=True):

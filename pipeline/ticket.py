@@ -66,6 +66,7 @@ class Ticket:
         self.unread: Grant | None = None  # room in the backlog, until the engine worker has read the tensors
         self.custody.keep(self._close_media)
         self.custody.keep(self._close_inputs)
+        self.routing_key: str | None = None  # the client's, for policies that keep its requests together
         self.model = ""
         self.items = 0
         self.media_bytes = 0

@@ -72,11 +72,6 @@ class Api(Protocol):
     def read(self, body: bytearray, serving: ServingModel) -> Asked: ...
 
 
-def media_key(request: EngineRequest) -> str | None:
-    """Without a session's key the same media go to the same worker, which may have them in its encoder cache."""
-    return "".join(item.content_hash for batch in request.media for item in batch.items) or None
-
-
 def prompt_bytes(request: EngineRequest) -> int:
     """What a prompt takes in memory, about: its text, and its ids four bytes each."""
     return len(request.original_text) + 4 * len(request.input_ids)
@@ -119,6 +114,7 @@ class GenerationRoute:
 
     async def handle(self, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         check_content_type(request.headers.get("Content-Type", ""))
+        ticket.routing_key = request.headers.get(ROUTING_KEY_HEADER)
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
         async with in_time(deadline, self._config.server.request_timeout_s):
             begin_answer, prepared = await self._prepare(request, ticket)
@@ -133,7 +129,7 @@ class GenerationRoute:
 
         generation = self._stations.dispatcher.generate(
             prepared.request,
-            routing_key=request.headers.get(ROUTING_KEY_HEADER) or media_key(prepared.request),
+            affinity=prepared.affinity,
             remake=prepared.remake,
             on_media_read=ticket.media_read,
             on_media_free=media_free,

@@ -9,6 +9,7 @@ Seconds are floats, bytes are ints.  Flags and variables are called as in SMG 1.
 from pipeline.sections.fleet import Model, Workers
 from pipeline.sections.media import Media
 from pipeline.sections.process import Log, Metrics, Pool
+from pipeline.sections.routing import Routing
 from pipeline.sections.sending import Transport
 from pipeline.sections.serving import Admission, Responses, Server, Tls
 
@@ -20,6 +21,7 @@ __all__ = [
     "Model",
     "Pool",
     "Responses",
+    "Routing",
     "Server",
     "Tls",
     "Transport",

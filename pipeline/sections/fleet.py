@@ -72,17 +72,18 @@ class Workers(msgspec.Struct, frozen=True):
         setting(WORKERS, "--worker-urls", "Engine workers: grpc://host:port, grpcs://host:port or host:port."),
     ] = ()
     policy: Annotated[
-        Literal["round_robin", "random", "power_of_two", "consistent_hashing"],
+        Literal["cache_aware", "round_robin", "random", "power_of_two", "consistent_hashing", "prefix_hash"],
         setting(
             WORKERS,
             "--policy",
             "How one of a model's workers is chosen.",
             later=dict.fromkeys(
-                ("cache_aware", "least_load", "prefix_hash", "manual", "bucket", "passthrough"),
-                "that policy (choose from round_robin, random, power_of_two, consistent_hashing)",
+                ("least_load", "manual", "bucket", "passthrough"),
+                "that policy (choose from cache_aware, round_robin, random, power_of_two, consistent_hashing, "
+                "prefix_hash)",
             ),
         ),
-    ] = "round_robin"
+    ] = "cache_aware"
     startup_timeout_s: Annotated[
         float, seconds(WORKERS, "--worker-startup-timeout-secs", "Longest wait for a new worker.")
     ] = 1800.0

@@ -31,6 +31,7 @@ QUICK = (
     "--shutdown-grace-period-secs=5",
     "--health-check-interval-secs=1",
     "--server-timing",
+    "--policy=round_robin",
 )
 
 

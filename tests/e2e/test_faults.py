@@ -19,6 +19,7 @@ def gateway() -> Iterator[Running]:
         "--retry-initial-backoff-ms=5",
         "--request-timeout-secs=1",
         "--sse-keepalive-secs=0",
+        "--disable-circuit-breaker",
     ) as found:
         yield found
 
@@ -160,3 +161,21 @@ def test_an_engine_that_is_restarted_under_load() -> None:
         until(gateway.ready)
         assert "uint8" in gateway.chat(content).text
         gateway.given_back()
+
+
+def test_a_worker_that_fails_everything_is_left_out() -> None:
+    flags = ["--retry-max-retries=1", "--cb-failure-threshold=3", "--cb-timeout-duration-secs=1"]
+    with running(*flags, "--cb-success-threshold=1") as gateway:
+        for _ in range(3):
+            assert gateway.chat(troubled("refuse=INTERNAL")).error == (500, "start_generation_failed")
+        refused = gateway.chat("hi")
+        assert refused.error == (503, "no_available_workers") and refused.headers["retry-after"] == "1"
+        (worker,) = gateway.workers()
+        assert worker["is_healthy"] and worker["circuit_breaker"] == {"state": "open", "failures": 3}
+        series = f'worker="{gateway.engine.url}"'
+        assert gateway.metric(f"smg_worker_cb_state{{{series}}}") == 1
+        assert gateway.metric(f'smg_worker_cb_outcomes_total{{outcome="failure",{series}}}') == 3
+        until(lambda: gateway.workers()[0]["circuit_breaker"]["state"] == "half_open")
+        assert gateway.metric(f"smg_worker_cb_state{{{series}}}") == 2
+        assert gateway.chat("hi").status == 200
+        assert gateway.workers()[0]["circuit_breaker"] == {"state": "closed", "failures": 0}

@@ -127,3 +127,17 @@ def test_the_other_form_is_made_in_a_tight_ring() -> None:
         assert all("pixel_values float32" in answer.text for answer in answers)
         assert gateway.engines[0].seen("generate")
         gateway.given_back()
+
+
+def test_the_same_picture_goes_to_the_same_worker() -> None:
+    """The default policy: pictures and conversations stay where they were, everything else is spread by load."""
+    with running("--policy=cache_aware", engines=[RAW, ()]) as gateway:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        homes: dict[int, str] = {}
+        for shade in (*range(8), *range(8)):
+            answer = gateway.chat([text_part(f"{shade} again"), image_part(picture(64, 96, seed=shade))])
+            form = re.search(r"pixel_values (\w+)", answer.text)[1]  # type: ignore[index]
+            assert homes.setdefault(shade, form) == form
+        assert len({*homes.values()}) == 2, "of one form each"
+        assert not [line for engine in gateway.engines for line in engine.seen("refused")]
+        gateway.given_back()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.affinity import Affinity, Mark
 from engines.attempt import uuid7
 from engines.base import (
     Chunk,
@@ -352,8 +353,26 @@ async def test_routing_key(make_bench):
     async with make_bench(policy="consistent_hashing") as bench, engine() as first, engine() as second:
         await bench.add(first, second)
         for _ in range(4):
-            await bench.events(text(), routing_key="user-1")
+            await bench.events(text(), affinity=Affinity(key="user-1"))
         assert sorted((len(first.received), len(second.received))) == [0, 4]
+
+
+@pytest.mark.parametrize("policy", ["consistent_hashing", "prefix_hash", "cache_aware"])
+async def test_tensors_are_made_in_the_form_of_the_worker_the_picture_belongs_to(make_bench, policy):
+    raw = {"mm_device_do_normalize": True}
+    async with make_bench(policy=policy) as bench, engine(server_info=raw) as first, engine() as second:
+        await bench.add(first, second)
+        homes = {}
+        for number in (*range(12), *range(12)):
+            item = picture().media[0].items[0]
+            affinity = Affinity(range(64), [Mark(1, 60, f"{number:064x}")])
+            outlook = bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE], affinity)
+            request = picture(form=outlook.form)
+            async with bench.generate(request, affinity=affinity) as generation:
+                assert [event async for event in generation] and item
+            home = homes.setdefault(number, generation.worker.url)
+            assert generation.worker.url == home, "the same picture, whatever forms there are"
+        assert len({*homes.values()}) == 2
 
 
 # ---------------------------------------------------------------- circuit breakers

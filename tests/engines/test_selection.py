@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.selection import POLICIES, ConsistentHashing, PowerOfTwo, Random, RoundRobin, policy_named
+from engines.affinity import Affinity, Mark
+from engines.policies import POLICIES, policy_named
+from engines.selection import ConsistentHashing, PowerOfTwo, PrefixHash, Random, RoundRobin
 
 
 @dataclass
@@ -25,18 +27,21 @@ def fleet(count, loads=()):
     return workers
 
 
-@pytest.mark.parametrize("name", ["round_robin", "random", "power_of_two", "consistent_hashing"])
+def keyed(key):
+    return Affinity(key=key)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_of_the_flag_exists_and_takes_a_single_worker(name):
     policy = policy_named(name)
     only = fleet(1)
     assert policy.name == name
-    assert policy.choose(only) is only[0] and policy.choose(only, "key") is only[0]
+    assert policy.choose(only) is only[0] and policy.choose(only, keyed("key")) is only[0]
 
 
 def test_unknown_policy():
-    assert set(POLICIES) == {"round_robin", "random", "power_of_two", "consistent_hashing"}
     with pytest.raises(KeyError):
-        policy_named("cache_aware")
+        policy_named("psychic")
 
 
 @given(st.integers(1, 9), st.integers(1, 60))
@@ -91,19 +96,19 @@ KEYS = [f"user-{number}" for number in range(400)]
 @given(st.integers(2, 8), st.integers(0, 7))
 def test_consistent_hashing_moves_only_the_keys_of_the_worker_that_left(count, gone):
     policy, workers = ConsistentHashing(), fleet(count)
-    before = {key: policy.choose(workers, key).url for key in KEYS}
+    before = {key: policy.choose(workers, keyed(key)).url for key in KEYS}
     left = workers.pop(gone % count)
     for key, url in before.items():
         if url != left.url:
-            assert policy.choose(workers, key).url == url
+            assert policy.choose(workers, keyed(key)).url == url
 
 
 @given(st.integers(1, 7))
 def test_consistent_hashing_moves_keys_only_to_the_worker_that_came(count):
     policy, workers = ConsistentHashing(), fleet(count + 1)
-    before = {key: policy.choose(workers[:-1], key).url for key in KEYS}
-    moved = [key for key in KEYS if policy.choose(workers, key).url != before[key]]
-    assert all(policy.choose(workers, key) is workers[-1] for key in moved)
+    before = {key: policy.choose(workers[:-1], keyed(key)).url for key in KEYS}
+    moved = [key for key in KEYS if policy.choose(workers, keyed(key)).url != before[key]]
+    assert all(policy.choose(workers, keyed(key)) is workers[-1] for key in moved)
     fair = len(KEYS) / (count + 1)
     assert fair / 2 < len(moved) < fair * 2
 
@@ -111,16 +116,53 @@ def test_consistent_hashing_moves_keys_only_to_the_worker_that_came(count):
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=8), st.text(min_size=1))
 def test_consistent_hashing_is_bounded(loads, key):
     workers = fleet(len(loads), loads)
-    chosen = ConsistentHashing(slack=1.25).choose(workers, key)
+    chosen = ConsistentHashing(slack=1.25).choose(workers, keyed(key))
     assert chosen.load < math.ceil(1.25 * (sum(loads) + 1) / len(loads))
 
 
 def test_consistent_hashing_ignores_the_order_of_candidates():
     policy, workers = ConsistentHashing(), fleet(6)
     for key in KEYS[:50]:
-        assert policy.choose(workers, key) is policy.choose(workers[::-1], key)
+        assert policy.choose(workers, keyed(key)) is policy.choose(workers[::-1], keyed(key))
 
 
 def test_consistent_hashing_without_a_key_spreads():
     policy, workers = ConsistentHashing(random.Random(1)), fleet(4)
     assert len({policy.choose(workers).url for _ in range(50)}) == 4
+
+
+def picture(number):
+    return Mark(5, 100, f"{number:064x}")
+
+
+def test_without_a_key_the_media_are_it():
+    policy, workers = ConsistentHashing(), fleet(5)
+    ids = range(200)
+    homes = {number: policy.choose(workers, Affinity(ids, [picture(number)])).url for number in range(50)}
+    assert len({*homes.values()}) > 1
+    for number, url in homes.items():
+        other_text = Affinity(range(7, 300), [picture(number)])
+        assert policy.choose(workers, other_text).url == url == policy.likely(workers, other_text).url
+
+
+def test_prefix_hash_keeps_prompts_that_begin_alike_together():
+    policy, workers = PrefixHash(tokens=32), fleet(5)
+    homes = {
+        (start, number): policy.choose(workers, Affinity([start] * 40 + [number])).url
+        for start in range(20)
+        for number in range(5)
+    }
+    assert all(homes[start, number] == homes[start, 0] for start, number in homes)
+    assert len({*homes.values()}) > 1
+    with_pictures = {policy.choose(workers, Affinity([1] * 200, [picture(number)])).url for number in range(20)}
+    assert len(with_pictures) > 1, "the placeholder runs are alike, the pictures are not"
+    mine = policy.choose(workers, Affinity([1] * 40, key="mine"))
+    assert mine is policy.choose(workers, Affinity([2] * 9, key="mine"))
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 30))
+def test_prefix_hash_passes_over_who_has_too_many(loads, start):
+    workers = fleet(len(loads), loads)
+    mean = sum(loads) / len(loads)
+    chosen = PrefixHash(factor=1.25, margin=10).choose(workers, Affinity([start] * 300))
+    assert chosen.load <= 1.25 * mean or chosen.load <= mean + 10

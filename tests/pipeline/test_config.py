@@ -73,7 +73,16 @@ FLAGS = [
     ("--tool-call-parser", "model.tool_call_parser", None, "qwen_xml", "qwen_xml"),
     ("--reasoning-parser", "model.reasoning_parser", None, "deepseek_r1", "deepseek_r1"),
     ("--worker-urls", "workers.urls", (), "grpc://a:5", ("grpc://a:5",)),
-    ("--policy", "workers.policy", "round_robin", "power_of_two", "power_of_two"),
+    ("--policy", "workers.policy", "cache_aware", "power_of_two", "power_of_two"),
+    *[(flag, "routing.cache_threshold", 0.3, "0", 0.0) for flag in ("--cache-threshold", "--cache-match-threshold")],
+    *[(flag, "routing.balance_abs", 64, "0", 0) for flag in ("--balance-abs-threshold", "--spill-abs-threshold")],
+    *[(flag, "routing.balance_rel", 1.5, "2", 2.0) for flag in ("--balance-rel-threshold", "--spill-rel-threshold")],
+    ("--max-tree-size", "routing.max_tree_tokens", 4194304, "1000", 1000),
+    ("--block-size", "routing.block_size", 16, "64", 64),
+    ("--cache-ttl-secs", "routing.cache_ttl_s", 180.0, "5", 5.0),
+    ("--prefix-token-count", "routing.prefix_tokens", 256, "8", 8),
+    ("--prefix-hash-load-factor", "routing.prefix_load_factor", 1.25, "3", 3.0),
+    ("--prefix-hash-balance-abs-threshold", "routing.prefix_balance_abs", 10, "0", 0),
     ("--worker-startup-timeout-secs", "workers.startup_timeout_s", 1800.0, "60", 60.0),
     ("--worker-startup-check-interval", "workers.startup_check_interval_s", 30.0, "1", 1.0),
     ("--health-check-interval-secs", "workers.health_interval_s", 60.0, "1", 1.0),
@@ -414,8 +423,7 @@ def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
             "--multimodal-tensor-transport rdma: this version does not yet have an RDMA",
         ),
         ("--mm-processing worker", "--mm-processing worker: this version does not yet have media references"),
-        ("--policy cache_aware", "round_robin, random, power_of_two, consistent_hashing"),
-        ("--policy prefix_hash", "round_robin, random, power_of_two, consistent_hashing"),
+        ("--policy least_load", "cache_aware, round_robin, random, power_of_two, consistent_hashing"),
     ]:
         error = failure(*line.split())
         assert error.exit_code == 1
