@@ -13,7 +13,17 @@ from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2
 
 from engines import labels
-from engines.base import EngineRequest, Event, Form, MessageTooLarge, Modality, ParameterRefused, Sampling
+from engines.base import (
+    EngineError,
+    EngineRequest,
+    Event,
+    Form,
+    MessageTooLarge,
+    Modality,
+    ParameterRefused,
+    Sampling,
+)
+from engines.loads import SchedulerLoad, scheduler_load
 from engines.transport import Handle, Outgoing
 from engines.wire import Part, nbytes_of
 
@@ -91,6 +101,14 @@ class Engine(Protocol):
 
     async def server_info(self, timeout_s: float) -> Message: ...
 
+    async def loads(self, timeout_s: float) -> list[SchedulerLoad]:
+        """EngineError UNIMPLEMENTED when it does not tell."""
+        ...
+
+    async def flush_cache(self, timeout_s: float) -> None:
+        """Forget cached prefixes.  EngineError when it does not: requests in flight, or no such thing."""
+        ...
+
     async def abort(self, attempt_id: str, timeout_s: float) -> None: ...
 
     def check(self, request: EngineRequest) -> None:
@@ -159,6 +177,20 @@ class GrpcEngine(ABC):
         pb = self.messages
         return await self._unary("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse, timeout_s)
 
+    async def loads(self, timeout_s: float) -> list[SchedulerLoad]:
+        self._require("GetLoads")
+        pb = self.messages
+        reply = await self._unary("GetLoads", pb.GetLoadsRequest(), pb.GetLoadsResponse, timeout_s)
+        return [scheduler_load(row) for row in reply.loads]
+
+    async def flush_cache(self, timeout_s: float) -> None:
+        self._require("FlushCache")
+        reply = await self._unary(
+            "FlushCache", common_pb2.FlushCacheRequest(), common_pb2.FlushCacheResponse, timeout_s
+        )
+        if not reply.success:
+            raise EngineError("FAILED_PRECONDITION", reply.message or "the engine did not flush its cache")
+
     async def tokenizer_bundle(self) -> AsyncIterator[tuple[bytes, str]]:
         async with self._channels.server_stream(
             f"/{self.service}/GetTokenizer", common_pb2.GetTokenizerRequest(), common_pb2.GetTokenizerChunk
@@ -205,6 +237,12 @@ class GrpcEngine(ABC):
     async def _health(self, timeout_s: float) -> Any:
         pb = self.messages
         return await self._unary("HealthCheck", pb.HealthCheckRequest(), pb.HealthCheckResponse, timeout_s)
+
+    def _require(self, method: str) -> None:
+        """Not every protocol has every method."""
+        service = self.messages.DESCRIPTOR.services_by_name[self.service.rpartition(".")[2]]
+        if method not in service.methods_by_name:
+            raise EngineError("UNIMPLEMENTED", f"{self.name} engines have no {method}")
 
     async def _unary(self, method: str, request: Message, reply_type: type[ReplyT], timeout_s: float) -> ReplyT:
         return await self._channels.unary(f"/{self.service}/{method}", request, reply_type, timeout_s=timeout_s)

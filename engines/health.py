@@ -80,6 +80,11 @@ class Life:
             await self._watch()
             is_introduced = await self._introduce_until(give_up_after_s=None)
 
+    def introduce_again(self, settings: HealthSettings) -> None:
+        """The registration is another one: what was learned on this connection is no longer believed."""
+        self._settings = settings
+        self._connection_lost()
+
     def _connection_lost(self) -> None:
         self._losses += 1
         self._lost.set()
@@ -151,7 +156,7 @@ class Life:
         while True:
             await self._pause()
             if self._worker.is_stale:
-                log.warning("worker %s: connection lost, labels are read again", self._worker.url)
+                log.warning("worker %s: connection lost, or registered anew: labels are read again", self._worker.url)
                 return
             reason = await self._ailment()
             failures = failures + 1 if reason else 0

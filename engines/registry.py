@@ -14,7 +14,7 @@ connection they were read on.
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ class RegistrySettings(msgspec.Struct, frozen=True):
     """Field names follow the flags; all times in seconds.
 
     `drain_settle_s`: how long a worker that is removed keeps its connections at least; `drain_grace_s`: how long it
-    then waits for requests in flight.
+    then waits for requests in flight.  `aliases`: further names of models, whichever worker serves them.
     """
 
     health: HealthSettings = HealthSettings()
@@ -41,6 +41,7 @@ class RegistrySettings(msgspec.Struct, frozen=True):
     drain_settle_s: float = 5.0
     drain_grace_s: float = 180.0
     connect_timeout_s: float = 10.0
+    aliases: Mapping[str, str] = {}
 
 
 class RegistryError(Exception):
@@ -90,7 +91,7 @@ class Registry:
         self._prepare = prepare
         self._workers: dict[str, Worker] = {}
         self._channels: dict[str, WorkerChannels] = {}
-        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._lives: dict[str, tuple[Life, asyncio.Task[None]]] = {}
         self._drains: dict[str, asyncio.Task[None]] = {}
 
     # ------------------------------------------------------------ asked
@@ -112,12 +113,20 @@ class Registry:
         found = {worker.model_id: None for worker in self._workers.values() if worker.model_id}
         return list(found)
 
+    def model_of(self, name: str) -> str | None:
+        """The id of the model that goes by this name: its own id, else an alias; None for nobody's."""
+        workers = self._workers.values()
+        if any(worker.model_id == name for worker in workers):
+            return name or None
+        return next((worker.model_id for worker in workers if name in worker.aliases), None)
+
     def workers_of(self, model: str, *, healthy_only: bool = True) -> list[Worker]:
         """Workers that serve `model` (its id or an alias)."""
+        name = self.model_of(model)
         return [
             worker
             for worker in self._workers.values()
-            if model in worker.model_names and (worker.is_healthy or not healthy_only)
+            if name is not None and worker.model_id == name and (worker.is_healthy or not healthy_only)
         ]
 
     # ------------------------------------------------------------ changed
@@ -131,13 +140,29 @@ class Registry:
         url = canonical_url(spec.url)
         _check_spec(spec)
         self._make_room(url)
-        worker = Worker(spec, url, self._breaker(url))
+        worker = Worker(spec, url, self._breaker(url), self._settings.aliases)
         channels = WorkerChannels(url, connect_timeout_s=self._settings.connect_timeout_s, tls=self._tls)
         self._workers[worker.id] = worker
         self._channels[worker.id] = channels
-        life = Life(worker, channels, self._settings.health.overridden(spec.health), self._observer, self._prepare)
-        self._lives[worker.id] = asyncio.create_task(life.run(), name=f"worker {url}")
+        self._begin_life(worker)
         log.info("worker %s: registered", url)
+        return worker
+
+    def change(self, worker_id: str, spec: WorkerSpec) -> Worker:
+        """Give a worker another registration.  Its requests in flight go on; unless only what is shown differs, it is
+        introduced again, and requests that come meanwhile wait for that as after a lost connection.
+
+        Raises WorkerNotFound (also for one that is draining), and WorkerRefused as `add` does, or for another URL.
+        """
+        worker = self.get(worker_id)
+        if worker.id in self._drains:
+            raise WorkerNotFound(f"the worker {worker_id!r} is draining")
+        if canonical_url(spec.url) != worker.url:
+            raise WorkerRefused(f"the worker's URL is {worker.url}, not {spec.url}: remove it and add another")
+        _check_spec(spec)
+        before, worker.spec = worker.spec, spec
+        if msgspec.structs.replace(before, priority=spec.priority, cost=spec.cost, url=spec.url) != spec:
+            self._introduce_again(worker)
         return worker
 
     def remove(self, worker_id: str) -> Worker:
@@ -148,7 +173,7 @@ class Registry:
         """
         worker = self.get(worker_id)
         if worker.id not in self._drains:
-            self._lives[worker.id].cancel()
+            self._lives[worker.id][1].cancel()
             worker.status = Status.DRAINING
             self._drains[worker.id] = asyncio.create_task(self._drain(worker), name=f"drain {worker.url}")
             log.info("worker %s: draining", worker.url)
@@ -156,7 +181,7 @@ class Registry:
 
     async def close(self) -> None:
         """Stop all tasks and close all connections; calls under way end with UNAVAILABLE."""
-        tasks = [*self._lives.values(), *self._drains.values()]
+        tasks = [*(task for _, task in self._lives.values()), *self._drains.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -184,6 +209,20 @@ class Registry:
             else:
                 raise WorkerExists(f"worker {url} exists already, its id is {other.id}")
 
+    def _begin_life(self, worker: Worker) -> None:
+        channels, health = self._channels[worker.id], self._settings.health.overridden(worker.spec.health)
+        life = Life(worker, channels, health, self._observer, self._prepare)
+        self._lives[worker.id] = life, asyncio.create_task(life.run(), name=f"worker {worker.url}")
+
+    def _introduce_again(self, worker: Worker) -> None:
+        log.info("worker %s: its registration changed", worker.url)
+        life, task = self._lives[worker.id]
+        if task.done():  # it was given up
+            worker.status = Status.PENDING
+            self._begin_life(worker)
+        else:
+            life.introduce_again(self._settings.health.overridden(worker.spec.health))
+
     async def _drain(self, worker: Worker) -> None:
         await asyncio.sleep(self._settings.drain_settle_s)
         with suppress(TimeoutError):
@@ -195,7 +234,7 @@ class Registry:
         self._drains.pop(worker.id, None)
 
     def _forget(self, worker: Worker) -> None:
-        self._lives.pop(worker.id).cancel()
+        self._lives.pop(worker.id)[1].cancel()
         self._channels.pop(worker.id).close()
         del self._workers[worker.id]
         self._observer.worker_removed(worker.url)

@@ -61,6 +61,21 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     multimodal_shm_min_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
+class WorkerPatch(msgspec.Struct, frozen=True):
+    """What of a registration can be changed alone; `labels` come on top of those it has.  None: as it is."""
+
+    labels: Mapping[str, str] | None = None
+    priority: int | None = None
+    cost: float | None = None
+    health: HealthOverride | None = None
+
+    def applied(self, spec: WorkerSpec) -> WorkerSpec:
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        if self.labels is not None:
+            given["labels"] = {**spec.labels, **self.labels}
+        return msgspec.structs.replace(spec, **given)
+
+
 class Status(enum.Enum):
     """pending: never was ready yet; not_ready: was; failed: given up; draining: on its way out."""
 
@@ -79,7 +94,9 @@ class Worker:
     end.
     """
 
-    def __init__(self, spec: WorkerSpec, url: str, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self, spec: WorkerSpec, url: str, breaker: Breaker | None = None, aliases: Mapping[str, str] = {}
+    ) -> None:
         self.id = str(uuid4())
         self.spec = spec
         self.url = url
@@ -92,6 +109,7 @@ class Worker:
         self.client: Engine | None = None
         self.failure = ""
         self.load = 0
+        self._configured = aliases
         self.breaker = breaker or Breaker(BreakerSettings(disabled=True))
         self.examined = asyncio.Event()  # the labels were read, or that failed, since the connection was lost
         self.idle = asyncio.Event()
@@ -124,18 +142,24 @@ class Worker:
         return self.is_healthy and self.breaker.admits
 
     @property
-    def model_names(self) -> frozenset[str]:
-        """The model id and its aliases; nothing before the engine has told its model."""
+    def aliases(self) -> frozenset[str]:
+        """Further names of its model, by its registration and by the gateway's; none before it has told its model."""
         if not self.model_id:
             return frozenset()
-        return frozenset({self.model_id, *(alias for model in self.spec.models for alias in model.aliases)})
+        configured = (alias for alias, model in self._configured.items() if model == self.model_id)
+        return frozenset({*configured, *(alias for model in self.spec.models for alias in model.aliases)})
+
+    @property
+    def card(self) -> ModelSpec | None:
+        """What its registration says of its model."""
+        return self.spec.models[0] if self.spec.models else None
 
     def learn(self, told: dict[str, str]) -> None:
         """Take over what the engine says about itself (all labels at once, see `engines.labels.merged`)."""
         self.kv = {name: told.pop(name) for name in labels.KV_FIELDS if name in told}
         self.labels = told
         self.item_limits = labels.item_limits(told)
-        self.model_id = labels.model_id(told, self.spec.models[0].id if self.spec.models else None)
+        self.model_id = labels.model_id(told, self.card.id if self.card is not None else None)
 
     # ------------------------------------------------------------ what it takes
 
@@ -157,8 +181,8 @@ class Worker:
     @property
     def context_length(self) -> int | None:
         """Most tokens of prompt and answer together, as configured or told; None when nobody says."""
-        if self.spec.models and self.spec.models[0].context_length is not None:
-            return self.spec.models[0].context_length
+        if self.card is not None and self.card.context_length is not None:
+            return self.card.context_length
         told = self.labels.get("max_context_length", "")
         return int(told) if told.isdecimal() else None
 
@@ -233,7 +257,7 @@ class Worker:
         takes_media = any(self.accepts(modality) for modality in Modality)
         card: dict[str, Any] = {
             "id": self.model_id,
-            "aliases": sorted(self.model_names - {self.model_id}),
+            "aliases": sorted(self.aliases),
             "context_length": self.context_length,
             "model_type": ["chat", "vision"] if takes_media and self.labels.get("supports_vision") else ["chat"],
         }

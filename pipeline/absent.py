@@ -20,7 +20,6 @@ LATER_FLAGS: Mapping[str, str] = {
     "--pd-admission-wait-secs",
     "encode/prefill/decode disaggregation": "--epd-disaggregation --encode --encode-policy",
     "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
-    "model aliases": "--model-alias",
     "conversations and background responses": "--history-memory-max-items --max-background-responses",
     "tracing": "--enable-trace --otlp-traces-endpoint",
     "routing keys": "--routing-key-override --sticky-sessions --routing-key-headers",

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from engines.base import Modality
-from engines.worker import Worker
+from engines.worker import ModelSpec, Worker
 from pipeline import models, parsers
 from pipeline.archive import ArchiveReceiver, BundleError
 from pipeline.bundle import Bundle, load_bundle, locate
@@ -33,10 +33,18 @@ _log = logging.getLogger("mediagate.catalog")
 
 
 class Catalog:
-    """Model id to ServedModel.  `configure(key, payload)` hands a family's settings to every pool process."""
+    """Model id to ServedModel.  `configure(key, payload)` hands a family's settings to every pool process;
+    `model_of(name)` is the id behind an alias (`engines.registry`).
+    """
 
-    def __init__(self, config: Config, configure: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        configure: Callable[[int, bytes], None],
+        model_of: Callable[[str], str | None] = lambda name: None,
+    ) -> None:
         self._config = config
+        self._model_of = model_of
         self._configure = configure
         self._models: dict[str, ServedModel] = {}
         self._loading: dict[str, asyncio.Lock] = {}
@@ -47,7 +55,7 @@ class Catalog:
 
     def serving(self, model: str) -> ServedModel:
         """The model a request names; `model_not_found`, or `tokenizer_not_ready` while its worker is still starting."""
-        served = self._models.get(model)
+        served = self._models.get(model) or self._models.get(self._model_of(model) or "")
         if served is not None:
             return served
         if model in self._loading:
@@ -68,11 +76,7 @@ class Catalog:
         async with self._loading.setdefault(worker.model_id, asyncio.Lock()):
             known = self._models.get(worker.model_id)
             if known is not None:
-                self._models[worker.model_id] = msgspec.structs.replace(
-                    known,
-                    max_context=worker.context_length or known.bundle.max_context,
-                    sampling_defaults=_sampling_defaults(worker.labels.get("default_sampling_params_json")),
-                )
+                self._models[worker.model_id] = self._informed(known, worker)
                 return
             bundle = await self._bundle_for(worker)
             served = self._serve(worker, bundle)
@@ -125,21 +129,9 @@ class Catalog:
         return msgspec.structs.replace(bundle, source=f"worker {worker.url}")
 
     def _serve(self, worker: Worker, bundle: Bundle) -> ServedModel:
-        labels = worker.labels
         model_type = str(bundle.config.config.get("model_type", ""))
         family = models.family_of(worker.model_id, model_type)
-        names = (worker.model_id, labels.get("model_path"), model_type)
-        base = ServedModel(
-            model=worker.model_id,
-            bundle=bundle,
-            family=None,
-            max_context=worker.context_length or bundle.max_context,
-            sampling_defaults=_sampling_defaults(labels.get("default_sampling_params_json")),
-            call_format=parsers.call_format([self._config.model.tool_call_parser, labels.get("tool_parser"), *names]),
-            thinking_format=parsers.thinking_format(
-                [self._config.model.reasoning_parser, labels.get("reasoning_parser"), *names]
-            ),
-        )
+        base = self._informed(ServedModel(model=worker.model_id, bundle=bundle, family=None), worker)
         if family is None:
             return base
         try:
@@ -147,6 +139,20 @@ class Catalog:
         except FamilyError as error:
             _log.warning("model serves text only model=%s family=%s reason=%s", worker.model_id, family.name, error)
             return base
+
+    def _informed(self, model: ServedModel, worker: Worker) -> ServedModel:
+        """With what the worker's registration and labels say, which an engine that comes back may say otherwise."""
+        settings, labels, card = self._config.model, worker.labels, worker.card or ModelSpec(model.model)
+        names = (model.model, labels.get("model_path"), str(model.bundle.config.config.get("model_type", "")))
+        calls = (settings.tool_call_parser, card.tool_parser, labels.get("tool_parser"), *names)
+        thinking = (settings.reasoning_parser, card.reasoning_parser, labels.get("reasoning_parser"), *names)
+        return msgspec.structs.replace(
+            model,
+            max_context=worker.context_length or model.bundle.max_context,
+            sampling_defaults=_sampling_defaults(labels.get("default_sampling_params_json")),
+            call_format=parsers.call_format(calls),
+            thinking_format=parsers.thinking_format(thinking),
+        )
 
     def _with_family(self, base: ServedModel, family: Family) -> ServedModel:
         config = base.bundle.config

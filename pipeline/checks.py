@@ -44,6 +44,7 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
     model["path"] = check_model("model_path", model["path"])
     model["tokenizer_path"] = check_model("tokenizer_path", model["tokenizer_path"])
     check_template(model["chat_template"])
+    model["aliases"] = check_aliases(model["aliases"])
     urls = [check_worker_url(url) for url in values["workers"]["urls"]]
     values["workers"]["urls"] = tuple(dict.fromkeys(urls))
     if len(set(urls)) < len(urls):
@@ -66,6 +67,18 @@ def _check_sizes(values: dict[str, dict[str, Any]]) -> None:
             f"{workers['retry_max_backoff_s'] * 1000:g}",
             f"Must be at least --retry-initial-backoff-ms ({initial})",
         )
+
+
+def check_aliases(pairs: tuple[str, ...]) -> tuple[str, ...]:
+    """`alias=model` each, without blanks around; no alias for two models."""
+    models: dict[str, str] = {}
+    for pair in pairs:
+        alias, _, model = (word.strip() for word in pair.partition("="))
+        if not (alias and model):
+            refuse("model_alias", pair, "Must be alias=model")
+        if models.setdefault(alias, model) != model:
+            refuse("model_alias", pair, f"Must not stand for two models, the other is {models[alias]}")
+    return tuple(f"{alias}={model}" for alias, model in models.items())
 
 
 def check_address(field: str, text: str) -> str:

@@ -137,8 +137,9 @@ def _shape(one: Declared) -> dict[str, Any]:
     if one.known:
         return {**facts, "choices": one.known, "metavar": "{" + ",".join(one.choices) + "}"}
     if one.kind is tuple and not one.setting.comma:
-        word = {"workers.urls": "URL", "tls.ca_cert_paths": "FILE"}.get(one.key, "WORD")
-        return {**facts, "nargs": "*", "metavar": word}
+        words = {"workers.urls": "URL", "tls.ca_cert_paths": "FILE", "model.aliases": "ALIAS=MODEL"}
+        adding = {"action": "extend"} if one.setting.repeats else {}
+        return {**facts, "nargs": "*", "metavar": words.get(one.key, "WORD"), **adding}
     return {**facts, "type": _reader(one), "metavar": _metavar(one)}
 
 

@@ -40,20 +40,13 @@ from pipeline.fetch_once import SharingFetcher
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
-from pipeline.openapi import document_route
 from pipeline.pixels import PixelMaker
 from pipeline.poolwork import PoolWork
 from pipeline.prepare import Preparation
-from pipeline.protocols import described
 from pipeline.protocols.admin import AdminRoutes
-from pipeline.protocols.chat_route import ChatApi
-from pipeline.protocols.completions_route import CompletionsApi
-from pipeline.protocols.generation import GenerationRoute, Stations
-from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
-from pipeline.protocols.refusals import anthropic_error
-from pipeline.protocols.responses_route import KeptResponses, ResponsesApi
-from pipeline.protocols.responses_store import ResponseStore
-from pipeline.protocols.tokens import TokenRoutes
+from pipeline.protocols.generation import Stations
+from pipeline.protocols.workers import WorkerRoutes
+from pipeline.routes import all_routes
 from pipeline.serve import Doorkeeper, Route, application
 from pipeline.tls import listening_context
 from pipeline.versions import VERSION
@@ -117,8 +110,8 @@ class Frontend:
         self._closing.push_async_callback(pool.close)
         self._segments = self._open_segments()
         transport = self._open_transport()
-        self._catalog = Catalog(config, pool.configure)
         self._registry = self._open_registry()
+        self._catalog = Catalog(config, pool.configure, self._registry.model_of)
         dispatcher = Dispatcher(self._registry, transport, _dispatch_settings(config), metrics)
         self._closing.push_async_callback(dispatcher.close)
         slots = self._slots()
@@ -152,9 +145,10 @@ class Frontend:
         stations = Stations(
             config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
         )
-        admin = AdminRoutes(config, self._registry, self._catalog, bodies, self._unready, lambda: link.has_supervisor)
+        admin = AdminRoutes(config, self._registry, self._catalog, self._unready, lambda: link.has_supervisor)
         counter = TokenCounter(self._registry, receiver, encoder)
-        sites = await self._listen(_routes(stations, admin, counter))
+        workers = WorkerRoutes(self._registry, bodies)
+        sites = await self._listen(all_routes(stations, admin, workers, counter))
         self._start(self._watch_lag())
         for url in config.workers.urls:
             try:
@@ -225,6 +219,7 @@ class Frontend:
             breaker=breaker,
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
+            aliases=dict(pair.split("=", 1) for pair in self._config.model.aliases),
         )
         registry = Registry(settings, self._metrics, prepare=self._introduced, tls=_worker_tls(self._config.tls))
         self._closing.push_async_callback(registry.close)
@@ -436,80 +431,6 @@ def _policy_settings(config: Config) -> PolicySettings:
         tokens=routing.prefix_tokens, factor=routing.prefix_load_factor, margin=routing.prefix_balance_abs
     )
     return PolicySettings(cache_aware, prefix_hash)
-
-
-def _routes(stations: Stations, admin: AdminRoutes, counter: TokenCounter) -> list[Route]:
-    """A route's `about` is what `/openapi.json` says of it."""
-    chat, about = GenerationRoute(stations, ChatApi()), described.chat.CHAT
-    routes = [
-        *_messages_routes(stations, counter),
-        *_responses_routes(stations),
-        *_text_routes(stations),
-        Route("POST", "/v1/chat/completions", chat.handle, prefix="chatcmpl-", admitted=True, about=about),
-        *_admin_routes(admin),
-    ]
-    return [*routes, document_route(routes, stations.config)]
-
-
-def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
-    """Anthropic's SDKs send their key and read the request's id in headers of their own."""
-    messages, count = GenerationRoute(stations, MessagesApi()), CountTokensRoute(stations, counter)
-    return [
-        Route(
-            *("POST", path, handler),
-            prefix="msg_",
-            admitted=True,
-            key_header="x-api-key",
-            id_header="request-id",
-            error_body=anthropic_error,
-            about=about,
-        )
-        for path, handler, about in (
-            ("/v1/messages", messages.handle, described.messages.MESSAGES),
-            ("/v1/messages/count_tokens", count.handle, described.messages.COUNT_TOKENS),
-        )
-    ]
-
-
-def _responses_routes(stations: Stations) -> list[Route]:
-    keeping = stations.config.responses
-    most = keeping.most if keeping.backend == "memory" else 0
-    store = ResponseStore(most=most, most_bytes=keeping.most_bytes, retention_s=keeping.retention_s)
-    api, kept, about = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store), described.responses
-    return [
-        Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True, about=about.RESPONSES),
-        Route("GET", "/v1/responses/{id}", kept.get, about=about.GET_RESPONSE),
-        Route("DELETE", "/v1/responses/{id}", kept.delete, about=about.DELETE_RESPONSE),
-        Route("GET", "/v1/responses/{id}/input_items", kept.input_items, about=about.INPUT_ITEMS),
-        Route("POST", "/v1/responses/{id}/cancel", kept.cancel, about=about.CANCEL_RESPONSE),
-    ]
-
-
-def _text_routes(stations: Stations) -> list[Route]:
-    completions, tokens = GenerationRoute(stations, CompletionsApi()), TokenRoutes(stations)
-    about = described.completions.COMPLETIONS
-    return [
-        Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True, about=about),
-        Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True, about=described.tokens.TOKENIZE),
-        Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True, about=described.tokens.DETOKENIZE),
-    ]
-
-
-def _admin_routes(admin: AdminRoutes) -> list[Route]:
-    models, workers, any_id = described.models, described.workers, "/v1/models/{id:.+}"
-    return [
-        Route("GET", "/v1/models", admin.models, guarded=False, about=models.MODELS),
-        Route("GET", "/v1/models/{id}", admin.model, guarded=False, pattern=any_id, about=models.MODEL),
-        Route("GET", "/get_model_info", admin.model_info, about=models.MODEL_INFO),
-        Route("GET", "/get_server_info", admin.server_info, about=models.SERVER_INFO),
-        Route("GET", "/health", admin.health, guarded=False, about=models.HEALTH),
-        Route("GET", "/liveness", admin.liveness, guarded=False, about=models.LIVENESS),
-        Route("GET", "/readiness", admin.readiness, guarded=False, about=models.READINESS),
-        Route("GET", "/workers", admin.list_workers, about=workers.LIST_WORKERS),
-        Route("POST", "/workers", admin.add_worker, about=workers.ADD_WORKER),
-        Route("GET", "/workers/{id}", admin.get_worker, about=workers.GET_WORKER),
-        Route("DELETE", "/workers/{id}", admin.remove_worker, about=workers.REMOVE_WORKER),
-    ]
 
 
 def _metrics_app(metrics: Metrics, refresh: Callable[[], None]) -> web.Application:

@@ -55,6 +55,7 @@ class Setting(msgspec.Struct, frozen=True):
     later             known values this version does not have yet, and what is missing
     inverted          the flag switches the field off
     comma             the flag takes one list with commas
+    repeats           a flag of a list adds to it each time it is given
     secret            never shown
     """
 
@@ -73,6 +74,7 @@ class Setting(msgspec.Struct, frozen=True):
     later: Mapping[str, str] = {}
     inverted: bool = False
     comma: bool = False
+    repeats: bool = False
     secret: bool = False
 
 

@@ -24,7 +24,8 @@ class ChatApi:
             raise
         model = serving(asked.model)
         plan = chat.plan_of(asked, model.sampling_defaults)
-        settings = msgspec.structs.replace(asked, messages=[])  # they hold the whole body
+        # messages hold the whole body; answers name the model, not its alias
+        settings = msgspec.structs.replace(asked, messages=[], model=model.model)
         continuation = plan.continuation
         return Asked(model, plan, lambda request: ChatAnswer(model, settings, request, continuation))
 

@@ -16,5 +16,6 @@ class CompletionsApi:
         asked = completions.read(body)
         model = serving(asked.model)
         plan = completions.plan_of(asked, model.sampling_defaults)
-        settings = msgspec.structs.replace(asked, prompt="")  # the engine's request has it
+        # the engine's request has the prompt; answers name the model, not its alias
+        settings = msgspec.structs.replace(asked, prompt="", model=model.model)
         return Asked(model, plan, lambda request: CompletionAnswer(model, settings, request))

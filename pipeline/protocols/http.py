@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -10,6 +11,7 @@ from aiohttp import http_exceptions, web
 
 from pipeline.admission import Bodies, Grant
 from pipeline.errors import GatewayError
+from pipeline.protocols.parts import as_json
 from pipeline.ticket import Ticket
 
 LAST_WRITE_S = 10.0
@@ -26,6 +28,12 @@ _COSTS = (("[", 200), ("{", 200), ('"', 30), (",", 40), ("\\", 12))  # bytes of 
 _CONTINUE = "100-continue"
 _TOLD = "told to continue"
 COMMENT_PING = b": ping\n\n"
+
+
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """A whole answer; `body` as bytes is JSON already."""
+    encoded = body if isinstance(body, bytes) else as_json(body)
+    return web.Response(body=encoded, status=status, headers=headers, content_type="application/json")
 
 
 def data_frame(payload: bytes) -> bytes:

@@ -12,7 +12,7 @@ from pipeline.plan import ServedModel
 from pipeline.protocols import responses
 from pipeline.protocols.choice import Reading
 from pipeline.protocols.generation import Asked, ServingModel
-from pipeline.protocols.http import COMMENT_PING, MOST_PARSED_BYTES, parsed_bytes
+from pipeline.protocols.http import COMMENT_PING, MOST_PARSED_BYTES, json_reply, parsed_bytes
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.responses import Item, ResponsesRequest
 from pipeline.protocols.responses_reply import Asking, ResponseAnswer
@@ -43,7 +43,7 @@ class ResponsesApi:
         history = [item for items in pieces for item in _ITEMS.decode(items)]
         plan = responses.plan_of(asked, history, model.sampling_defaults)
         kept = self._input(asked)
-        asking = asking_of(asked, plan.sampling.temperature, kept)
+        asking = asking_of(asked, model.model, plan.sampling.temperature, kept)
         answer = self._answers(model, Reading(use=asked.tool_use), asking)
         return Asked(model, plan, answer, len(kept or b""), sum(map(len, pieces)))
 
@@ -92,12 +92,13 @@ class ResponsesApi:
         return copied if self._store.takes(len(copied)) else None
 
 
-def asking_of(asked: ResponsesRequest, temperature: float | None, kept: bytes | None) -> Asking:
+def asking_of(asked: ResponsesRequest, model: str, temperature: float | None, kept: bytes | None) -> Asking:
+    """`model`: its id, where the request may have an alias."""
     text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
     if asked.text is not None:
         text = {"format": asked.text.format or text["format"], "verbosity": asked.text.verbosity or "medium"}
     return Asking(
-        model=asked.model,
+        model=model,
         instructions=asked.instructions,
         max_output_tokens=asked.max_output_tokens,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
@@ -123,13 +124,13 @@ class KeptResponses:
         self._store = store
 
     async def get(self, request: web.Request, ticket: Ticket) -> web.Response:
-        return _json_response(self._kept(request).response)
+        return json_reply(self._kept(request).response)
 
     async def delete(self, request: web.Request, ticket: Ticket) -> web.Response:
         response_id = request.match_info["id"]
         if not self._store.remove(response_id):
             raise _unknown(response_id)
-        return _json_response(as_json({"id": response_id, "object": "response", "deleted": True}))
+        return json_reply({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request, ticket: Ticket) -> web.Response:
         self._kept(request)
@@ -152,7 +153,7 @@ class KeptResponses:
             "last_id": shown[-1] if shown else None,
             "has_more": end < len(ids),
         }
-        return _json_response(as_json(body))
+        return json_reply(body)
 
     def _kept(self, request: web.Request) -> Kept:
         response_id = request.match_info["id"]
@@ -160,10 +161,6 @@ class KeptResponses:
         if kept is None:
             raise _unknown(response_id)
         return kept
-
-
-def _json_response(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
 
 
 def _unknown(response_id: str) -> GatewayError:

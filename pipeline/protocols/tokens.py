@@ -10,8 +10,8 @@ from msgspec import Meta
 from pipeline.errors import GatewayError
 from pipeline.plan import UNKNOWN_WINDOW, ServedModel, check_text
 from pipeline.protocols.generation import Stations
-from pipeline.protocols.http import read_body
-from pipeline.protocols.parts import UINT32, as_json, check_content_type, decode_body
+from pipeline.protocols.http import json_reply, read_body
+from pipeline.protocols.parts import UINT32, check_content_type, decode_body
 from pipeline.ticket import Ticket
 
 TURN_TOKENS = 1024  # decoded between two turns of the loop
@@ -52,8 +52,8 @@ class TokenRoutes:
             grant.release()
         counts, characters = [len(one) for one in ids], [len(text) for text in texts]
         if isinstance(asked.prompt, str):
-            return _reply({"tokens": ids[0], "count": counts[0], "char_count": characters[0]})
-        return _reply({"tokens": ids, "count": counts, "char_count": characters})
+            return json_reply({"tokens": ids[0], "count": counts[0], "char_count": characters[0]})
+        return json_reply({"tokens": ids, "count": counts, "char_count": characters})
 
     async def detokenize(self, request: web.Request, ticket: Ticket) -> web.Response:
         """The text of ids, or of each list of ids; special tokens are left out unless `skip_special_tokens` is
@@ -71,7 +71,7 @@ class TokenRoutes:
             texts = [await _text(model, ids, skips) for ids in rows]
         finally:
             grant.release()
-        return _reply({"text": texts if nested else texts[0]})
+        return json_reply({"text": texts if nested else texts[0]})
 
     async def _body(self, request: web.Request) -> Any:
         check_content_type(request.headers.get("Content-Type", ""))
@@ -103,7 +103,3 @@ async def _text(model: ServedModel, ids: list[int], skips: bool) -> str:
         pieces.append(stream.feed(some))
         await asyncio.sleep(0)
     return "".join([*pieces, stream.finish()])
-
-
-def _reply(body: Any) -> web.Response:
-    return web.Response(body=as_json(body), content_type="application/json")

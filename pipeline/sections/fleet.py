@@ -64,6 +64,10 @@ class Model(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None
+    aliases: Annotated[
+        tuple[str, ...],
+        setting(MODEL, "--model-alias", "Further name of a served model: alias=model; repeat for more.", repeats=True),
+    ] = ()
 
 
 class Workers(msgspec.Struct, frozen=True):

@@ -61,6 +61,8 @@ def vllm_engine(model: Path, log: Path, *, float_pixels: bool = False) -> Iterat
     command += ["--served-model-name", "tiny-qwen3vl", "--dtype", "float32", "--enforce-eager"]
     command += ["--max-model-len", "4096", "--max-num-seqs", "8", "--no-enable-prefix-caching"]
     command += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"image": 4, "video": 1}']
+    # random weights would write blanks for ever where JSON allows them
+    command += ["--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}']
     command += ["--no-mm-device-do-normalize"] * float_pixels
     settings = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

@@ -10,9 +10,9 @@ from aiohttp import web
 from engines.worker import WorkerSpec
 from pipeline.config import Config, Server
 from pipeline.errors import STATUS_OF_CODE
-from pipeline.frontend import _routes
 from pipeline.openapi import _codes_by_status, document
 from pipeline.protocols import described
+from pipeline.routes import all_routes
 from pipeline.serve import Doorkeeper, Route, application
 
 LOCKED = Config(server=Server(api_key="k", server_timing=True))
@@ -21,7 +21,7 @@ LOCKED = Config(server=Server(api_key="k", server_timing=True))
 def routes(config: Config) -> list[Route]:
     stations = MagicMock()
     stations.config = config
-    return _routes(stations, MagicMock(), MagicMock())
+    return all_routes(stations, MagicMock(), MagicMock(), MagicMock())
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,8 @@ class Operation(msgspec.Struct, frozen=True):
 
 # What reading a JSON body may find wrong with it.
 BODY_REFUSALS = (
+    "malformed_request",
+    "expectation_failed",
     "invalid_json",
     "json_parse_error",
     "missing_required_parameter",

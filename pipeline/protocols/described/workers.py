@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engines.worker import WorkerSpec
+from engines.worker import WorkerPatch, WorkerSpec
 from pipeline.protocols.described.operation import Operation, Parameter, Told
 
 
@@ -49,10 +49,75 @@ class WorkerAdded(Told, frozen=True):
     message: str
 
 
-class WorkerRemoved(Told, frozen=True):
+class WorkerChanged(Told, frozen=True):
     status: Literal["accepted"]
     worker_id: str
     message: str
+
+
+class LoadRow(Told, frozen=True):
+    """One data-parallel rank of one worker; what its engine does not tell is 0."""
+
+    worker: str
+    worker_type: str
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_waiting_uncached_tokens: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+
+
+class LoadSum(Told, frozen=True):
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    avg_token_usage: float
+    avg_throughput: float
+    avg_utilization: float
+
+
+class Loads(Told, frozen=True):
+    """Workers whose engine does not tell are left out; `aggregate` when any told."""
+
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[LoadRow]
+    aggregate: LoadSum | msgspec.UnsetType = msgspec.UNSET
+
+
+class Unflushed(Told, frozen=True):
+    worker: str
+    error: str
+
+
+class Flushed(Told, frozen=True):
+    status: Literal["success"]
+    message: str
+    workers_flushed: int
+    total_http_workers: int
+    total_grpc_workers: int
+    total_zmq_workers_skipped: int
+    total_workers: int
+
+
+class PartlyFlushed(Told, frozen=True):
+    status: Literal["partial_success"]
+    message: str
+    workers_flushed: int
+    total_http_workers: int
+    total_grpc_workers: int
+    total_zmq_workers_skipped: int
+    total_workers: int
+    successful: list[str]
+    failed: list[Unflushed]
 
 
 class WorkerRefusal(Told, frozen=True):
@@ -61,6 +126,8 @@ class WorkerRefusal(Told, frozen=True):
     error: str
     code: str
 
+
+_BODY = ("json_parse_error", "invalid_json", "request_body_too_large", "request_timeout")
 
 LIST_WORKERS = Operation(
     tag="Workers",
@@ -77,13 +144,40 @@ ADD_WORKER = Operation(
     gives=WorkerAdded,
     status=202,
     others={400: WorkerRefusal, 409: WorkerRefusal},
-    refuses=("json_parse_error", "invalid_json", "request_body_too_large", "request_timeout"),
+    refuses=_BODY,
     headers={"Location": "Where the worker is told."},
+)
+CHANGE_WORKER = Operation(
+    tag="Workers",
+    summary="Changes what is named of a worker's registration",
+    text="Labels come on top of those it has. The worker is introduced again; its requests in flight go on.",
+    takes=WorkerPatch,
+    gives=WorkerChanged,
+    status=202,
+    others={400: WorkerRefusal, 404: WorkerRefusal},
+    refuses=_BODY,
+)
+REPLACE_WORKER = Operation(
+    tag="Workers",
+    summary="Gives a worker another registration, for the same URL",
+    text="The worker is introduced again; its requests in flight go on.",
+    takes=WorkerSpec,
+    gives=WorkerChanged,
+    status=202,
+    others={400: WorkerRefusal, 404: WorkerRefusal},
+    refuses=_BODY,
+)
+LOADS = Operation(tag="Workers", summary="What the engines' schedulers hold, by their own word", gives=Loads)
+FLUSH_CACHE = Operation(
+    tag="Workers",
+    summary="Every engine forgets its cached prefixes",
+    gives=Flushed,
+    others={206: PartlyFlushed},
 )
 REMOVE_WORKER = Operation(
     tag="Workers",
     summary="Drains an engine worker and forgets it",
-    gives=WorkerRemoved,
+    gives=WorkerChanged,
     status=202,
     others={404: WorkerRefusal},
 )
