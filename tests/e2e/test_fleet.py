@@ -1,6 +1,7 @@
 """Engine workers come, go, flap and differ from each other; clients notice nothing they could not be spared."""
 
 import concurrent.futures
+import contextlib
 import re
 import tempfile
 from collections.abc import Iterator
@@ -73,6 +74,41 @@ def test_one_of_two_dies_and_no_request_is_lost() -> None:
         assert gateway.engines[0].seen("generate") and gateway.engines[1].seen("generate")
         assert gateway.ready()
         gateway.given_back()
+
+
+@pytest.mark.parametrize("transport", ["inline", "shm"])
+def test_a_worker_killed_under_load_fails_what_had_begun_and_nothing_else(transport: str) -> None:
+    """32 streams at once.  The worker that dies answers half of its requests, slowly, and the others not at all; the
+    other worker takes those over, and no picture is decoded again.
+    """
+    dying = ("--fault=silent", "--token-ms=60", "--tokens-per-chunk=1")
+    flags = ["--multimodal-tensor-transport", transport, "--multimodal-shm-min-bytes=0"]
+    with running(*flags, engines=[dying, ()]) as gateway, contextlib.ExitStack() as stack:
+        until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
+        dead, alive = gateway.engines
+        answered = {f"stream-{number}" for number in range(32) if number % 4 >= 2}  # on both workers
+        streams = {}
+        for number in range(32):
+            name = f"stream-{number}"
+            words = text_part("[[fault slow=0]]" if name in answered else "?")
+            streams[name] = Stream(gateway, [image_part(picture(64, 96, seed=number)), words], request_id=name)
+            stack.callback(streams[name].close)
+        until(lambda: len(_streams(dead)) + len(_streams(alive)) == 32)
+        begun = answered & set(_streams(dead))
+        assert 0 < len(begun) < len(_streams(dead))
+        for name in begun:
+            streams[name].until(b"content")
+        dead.kill()
+        broken = {name for name, stream in streams.items() if b"worker_stream_failed" in stream.until(b"[DONE]")}
+        assert broken == begun
+        assert sorted(_streams(alive)) == sorted({*streams} - begun)
+        assert gateway.metric('mediagate_stage_duration_seconds_count{modality="image",stage="decode"}') == 32
+        gateway.given_back()
+
+
+def _streams(engine: Engine) -> list[str]:
+    """The clients' ids of the requests it got."""
+    return [line["request_id"].rsplit("-", 5)[0] for line in engine.seen("generate")]
 
 
 def test_health_that_flaps(tmp_path: Path) -> None:

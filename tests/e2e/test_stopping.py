@@ -44,11 +44,17 @@ class Stream:
     def __init__(self, gateway: Running, content: Any, **fields: Any) -> None:
         self._connection = gateway.open_chat(content, stream=True, **fields)
         self._reply = http.client.HTTPResponse(self._connection)
-        self._reply.begin()
-        self.status = self._reply.status
+
+    @property
+    def status(self) -> int:
+        """Waits for the head, which comes with the first output."""
+        if self._reply.version == "UNKNOWN":
+            self._reply.begin()
+        return self._reply.status
 
     def until(self, mark: bytes) -> bytes:
         """Read up to a line with `mark`; everything there is when it does not come."""
+        assert self.status == 200
         text = b""
         while line := self._reply.readline():
             text += line
