@@ -17,6 +17,7 @@ from pipeline.checks import check_sections
 from pipeline.config import DECLARED, Config, ConfigError, Source
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
 from pipeline.setting import Declared
+from pipeline.strangers import strangers
 from pipeline.tls import check_tls
 
 # What the largest picture within the limits takes, measured: 178 megapixels are 1.3 GiB as JPEG or PNG, 2.7 GiB as WebP
@@ -76,6 +77,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
         value, sources[one.key] = _choose(one, given, environ, warnings)
         values.setdefault(one.section, {})[one.name] = value
     warnings.extend(_absent(environ))
+    warnings.extend(strangers(environ))
     _compute(values, sources)
     warnings.extend(check_sections(values))
     check_tls(values["tls"])
@@ -150,13 +152,6 @@ def _absent(environ: Mapping[str, str]) -> Iterator[str]:
         yield from (
             f"{name} has no effect: this version does not yet have {what}" for name in names.split() if name in present
         )
-    known = {*ASKING_VARIABLES, *" ".join(IDLE_VARIABLES.values()).split()}
-    known.update(one.setting.variable for one in DECLARED)
-    known.update(one.setting.legacy for one in DECLARED)
-    for name in sorted(present):
-        # SMG_VLLM_* are the engine servicer's own settings and may well stand in a shared environment
-        if name not in known and not name.startswith("SMG_VLLM_"):
-            yield f"{name} is not a variable of this gateway; it has no effect"
 
 
 def _compute(values: dict[str, dict[str, Any]], sources: Mapping[str, Source]) -> None:

@@ -147,8 +147,8 @@ class MalformedPart(GatewayError):
     `model`: the one asked for, as an unknown model is to be told first.
     """
 
-    def __init__(self, kind: str, model: str) -> None:
-        super().__init__("unsupported_content_part", _unsupported_text(kind))
+    def __init__(self, kind: str, fault: GatewayError, model: str) -> None:
+        super().__init__("unsupported_content_part", _unsupported_text(kind, fault.message), param=fault.param)
         self.model = model
 
 
@@ -160,22 +160,24 @@ def read(body: bytes | bytearray) -> ChatRequest:
         place = _PART_AT.match(error.param or "")
         if place is None or error.code == "invalid_json":
             raise
-        raise _malformed(body, int(place[1]), int(place[2])) from None
+        raise _malformed(body, int(place[1]), int(place[2]), error) from None
     check_fields(request)
     return request
 
 
-def _malformed(body: bytes | bytearray, message: int, part: int) -> GatewayError:
+def _malformed(body: bytes | bytearray, message: int, part: int, fault: GatewayError) -> GatewayError:
     """What a part that does not parse calls itself, and whom it was for."""
     try:
         whole = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # what comes behind the part is no JSON at all
-        return unsupported("<missing>")
+        return unsupported("<missing>", fault.param or "")
     found = whole["messages"][message]["content"][part]
     kind = found.get("type") if isinstance(found, dict) else None
     kind = kind if isinstance(kind, str) else "<missing>"
     model = whole.get("model")
-    return MalformedPart(kind, model) if isinstance(model, str) else unsupported(kind)
+    if isinstance(model, str):
+        return MalformedPart(kind, fault, model)
+    return GatewayError("unsupported_content_part", _unsupported_text(kind, fault.message), param=fault.param)
 
 
 def check_fields(request: ChatRequest) -> None:
@@ -299,7 +301,10 @@ def template_message(index: int, message: Message, parts: list[MediaPart]) -> di
     # chat templates know "system"; "developer" is OpenAI's newer word for it (SMG 1.13 renders media of both)
     found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     if isinstance(message.content, list):
-        found["content"] = [template_part(part, message.role, parts) for part in message.content]
+        found["content"] = [
+            template_part(part, message.role, parts, f"messages[{index}].content[{number}]")
+            for number, part in enumerate(message.content)
+        ]
     else:  # an assistant's null beside tool calls: many templates iterate over what is no string
         found["content"] = message.content or ""
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -327,45 +332,51 @@ def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def unsupported(kind: str) -> GatewayError:
-    return GatewayError("unsupported_content_part", _unsupported_text(kind))
+def unsupported(kind: str, place: str, why: str = "") -> GatewayError:
+    """`place` is the path of what is wrong; `why` is said when the type itself would do."""
+    return GatewayError("unsupported_content_part", _unsupported_text(kind, why and f"{place} {why}"), param=place)
 
 
-def _unsupported_text(kind: str) -> str:
-    return f'Unsupported chat content part type "{kind[:80]}" for gRPC backends'
+def _unsupported_text(kind: str, why: str) -> str:
+    """The peer's words, and what is wrong with a part whose type is known."""
+    text = f'Unsupported chat content part type "{kind[:80]}" for gRPC backends'
+    return f"{text} ({why.removeprefix('Invalid JSON data: ')})" if why else text
 
 
-def template_part(part: Part, role: str, parts: list[MediaPart]) -> dict[str, Any]:
+def template_part(part: Part, role: str, parts: list[MediaPart], place: str) -> dict[str, Any]:
+    """`place` is the part's path in the body."""
     if part.type == "text":
         if part.text is None:
-            raise unsupported(part.type)
+            raise unsupported(part.type, f"{place}.text", "is missing")
         return {"type": "text", "text": part.text}
     if role == "assistant":
-        raise unsupported(part.type)  # media in an assistant turn would be dropped in silence by every template
-    media = media_part(part)
+        raise unsupported(part.type, place)  # media in an assistant turn would be dropped in silence by every template
+    media = media_part(part, place)
     parts.append(media)
     return {"type": media.modality.value}
 
 
-def media_part(part: Part) -> MediaPart:
+def media_part(part: Part, place: str) -> MediaPart:
     if part.type == "input_audio":
-        return _sound_part(part.input_audio)
+        return _sound_part(part.input_audio, f"{place}.input_audio")
     modality = _URL_MODALITIES.get(part.type)
-    given: MediaUrl | str | None = getattr(part, part.type) if modality is not None else None
-    if modality is None or given is None:
-        raise unsupported(part.type)
+    if modality is None:
+        raise unsupported(part.type, place)
+    given: MediaUrl | str | None = getattr(part, part.type)
+    if given is None:
+        raise unsupported(part.type, f"{place}.{part.type}", "is missing")
     if isinstance(given, str):
         return MediaPart(modality=modality, url=given.encode())
     url = raw_string(given.url)
     if url is None:
-        raise unsupported(part.type)
+        raise unsupported(part.type, f"{place}.{part.type}.url", "must be a string")
     return MediaPart(modality=modality, url=url, hints=Hints(max_long_side=given.max_long_side_pixel, fps=given.fps))
 
 
-def _sound_part(given: SoundData | None) -> MediaPart:
+def _sound_part(given: SoundData | None, place: str) -> MediaPart:
     """Base64, or the data URL some clients put there."""
     data = raw_string(given.data) if given is not None else None
     if data is None:
-        raise unsupported("input_audio")
+        raise unsupported("input_audio", f"{place}.data", "must be a string of base64")
     is_url = bytes(data[:5]).lower() == b"data:"
     return MediaPart(modality=Modality.AUDIO, url=data, is_bare_base64=not is_url)

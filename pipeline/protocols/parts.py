@@ -2,7 +2,9 @@
 parse.
 """
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -21,6 +23,7 @@ _BACKSLASH = re.compile(rb"\\")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _BOUND = re.compile(r"Expected `(?P<kind>[^`]+)` (?P<relation>[<>]=?) (?P<bound>\S+)")
+_STEP = re.compile(r"([^.\[\]]+)|\[([^\]]*)\]")
 _LENGTH = re.compile(r"Expected `(?P<kind>[^`]+)` of length (?P<relation>[<>]=) (?P<bound>\d+)")
 
 
@@ -44,7 +47,7 @@ def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes | bytearray) -> 
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise describe(str(error)) from None
+        raise describe(str(error), lambda path: _value_in_body(body, path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GatewayError(
             "invalid_json", f"JSON syntax error: Failed to parse the request body as JSON: {error}"
@@ -58,13 +61,16 @@ def converted(value: Any, kind: type[T], path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        found = describe(str(error))
+        found = describe(str(error), lambda path: _value_at(value, path))
         param = ".".join(part for part in (path, found.param) if part)
         raise GatewayError(found.code, f"{path}: {found.message}", param=param) from None
 
 
-def describe(text: str) -> GatewayError:
-    """Turn msgspec's sentence into our error: code by kind of fault, `param` from its path."""
+def describe(text: str, value_at: Callable[[str], Any]) -> GatewayError:
+    """Turn msgspec's sentence into our error: code by kind of fault, `param` from its path.
+
+    `value_at(path)` finds what the client sent there, UNSET when that is not known.
+    """
     match = _PATH.match(text)
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".")
@@ -74,17 +80,58 @@ def describe(text: str) -> GatewayError:
             "missing_required_parameter", f"Invalid JSON data: missing field `{missing['name']}`", param=param
         )
     if length := _LENGTH.search(what):
-        code = "empty_array" if length["relation"] == ">=" else "array_above_max_length"
-        if length["kind"] == "str":
-            code = "invalid_value"
-        return GatewayError(code, f"{path}: {what}", param=path)
+        return _wrong_length(path, length, value_at(path))
     if bound := _BOUND.search(what):
-        number = "integer" if bound["kind"].startswith("int") else "decimal"
-        side = "above_max_value" if bound["relation"].startswith("<") else "below_min_value"
-        return GatewayError(f"{number}_{side}", f"{path}: {what}", param=path)
+        return _out_of_range(path, bound, value_at(path))
     if what.startswith("Invalid enum value") or "Invalid value" in what:
         return GatewayError("invalid_value", f"Invalid JSON data: {path}: {what}", param=path)
     return GatewayError("invalid_type", f"Invalid JSON data: {path or 'the body'}: {what}", param=path or None)
+
+
+def _wrong_length(path: str, limit: re.Match[str], value: Any) -> GatewayError:
+    what = "characters" if limit["kind"] == "str" else "elements"
+    has = f"{len(value)} {what}" if isinstance(value, list | str | dict) else f"a number of {what}"
+    if limit["relation"] == ">=":
+        code, why = "empty_array", f"less than the minimum of {limit['bound']}"
+    else:
+        code, why = "array_above_max_length", f"more than the maximum of {limit['bound']}"
+    return GatewayError("invalid_value" if limit["kind"] == "str" else code, f"{path}: {has}, {why}", param=path)
+
+
+def _out_of_range(path: str, limit: re.Match[str], value: Any) -> GatewayError:
+    number = "integer" if limit["kind"].startswith("int") else "decimal"
+    shown = str(value)[:40] if isinstance(value, int | float) else "a value"
+    bound = limit["bound"].removesuffix(".0")
+    if limit["relation"].startswith("<"):
+        return GatewayError(f"{number}_above_max_value", f"{path}: {shown} is above the maximum of {bound}", param=path)
+    why = f"is below the minimum of {bound}" if limit["relation"] == ">=" else f"must be more than {bound}"
+    return GatewayError(f"{number}_below_min_value", f"{path}: {shown} {why}", param=path)
+
+
+def _value_in_body(body: bytes | bytearray, path: str) -> Any:
+    """Decodes the one field the path begins with; what else there is (pictures) is only passed over."""
+    name = re.split(r"[.\[]", path, maxsplit=1)[0]
+    try:
+        field = msgspec.json.decode(body, type=_only(name))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return UNSET
+    return _value_at({name: getattr(field, name)}, path)
+
+
+@functools.lru_cache(maxsize=256)
+def _only(name: str) -> type[msgspec.Struct]:
+    """`name` is a field of ours, never a client's word."""
+    return msgspec.defstruct("Only", [(name, Any, UNSET)])
+
+
+def _value_at(value: Any, path: str) -> Any:
+    """What stands at `messages[0].content`; UNSET where there is no such thing, or the path says `[...]`."""
+    for name, index in _STEP.findall(path):
+        try:
+            value = value[int(index)] if index else value[name]
+        except (LookupError, TypeError, ValueError):
+            return UNSET
+    return value
 
 
 def check_content_type(value: str) -> None:

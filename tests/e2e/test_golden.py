@@ -56,6 +56,11 @@ AS_WRITTEN = {
     + TURN.format("user", f"{ANCHOR}What is shown?")
     + "<|im_start|>assistant\n",
 }
+PLACED = {  # where the part is; SMG says null
+    "err_file_part": "messages[0].content[0]",
+    "err_missing_url": "messages[0].content[0].image_url.url",
+    "err_unknown_part": "messages[0].content[0]",
+}
 SENT = {"sampling": {"min_tokens": 1}}  # SMG drops it
 LOGPROBS = {"sampling"}  # the records' stand-in sent no log-probabilities, ours does
 OTHER_PIXELS = {"image_long_side_280"}  # 7 values by one level: SMG resizes twice in another way
@@ -167,7 +172,8 @@ def check(setup: str, case: Case, answer: Answer, record: dict[str, Any] | None)
         asked = [] if record is None else ["the engine was asked"]
         return asked + check_refused(answer, status, {"type": "invalid_request_error", "code": code}, None)
     if case["status"] != 200:
-        return check_refused(answer, case["status"], case["error"], case.get("retry_after"))
+        wanted = case["error"] | ({"param": PLACED[case["case"]]} if case["case"] in PLACED else {})
+        return check_refused(answer, case["status"], wanted, case.get("retry_after"))
     if answer.status != 200:
         return [f"status {answer.status}: {answer.body[:300]!r}"]
     shape = answer_shape(answer)

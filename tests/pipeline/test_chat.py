@@ -117,28 +117,65 @@ def test_bodies_that_do_not_parse(body: bytes, code: str, param: str | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("part", "named"),
+    ("part", "named", "where", "why"),
     [
-        ({"type": "file", "file": {"file_data": "x"}}, "file"),
-        ({"type": "image", "image": "data:,"}, "image"),
-        ({"type": "input_image", "image_url": "data:,"}, "input_image"),
-        ({"type": "refusal", "refusal": "x"}, "refusal"),
-        ({"text": "x"}, "<missing>"),
-        ({"type": 5}, "<missing>"),
-        ("bare", "<missing>"),
-        ({"type": "image_url"}, "image_url"),
-        ({"type": "image_url", "image_url": None}, "image_url"),
-        ({"type": "image_url", "image_url": {}}, "image_url"),
-        ({"type": "image_url", "image_url": {"url": 5}}, "image_url"),
-        ({"type": "image_url", "image_url": {"url": "http://a/b", "max_long_side_pixel": "28"}}, "image_url"),
-        ({"type": "text"}, "text"),
-        ({"type": "text", "text": 5}, "text"),
+        ({"type": "file", "file": {"file_data": "x"}}, "file", "", ""),
+        ({"type": "image", "image": "data:,"}, "image", "", ""),
+        ({"type": "input_image", "image_url": "data:,"}, "input_image", "", ""),
+        ({"type": "refusal", "refusal": "x"}, "refusal", "", ""),
+        ({"text": "x"}, "<missing>", ".type", "missing field `type`"),
+        ({"type": 5}, "<missing>", ".type", "HERE: Expected `str`, got `int`"),
+        ("bare", "<missing>", "", "HERE: Expected `object`, got `str`"),
+        ({"type": "image_url"}, "image_url", ".image_url", "HERE is missing"),
+        ({"type": "image_url", "image_url": None}, "image_url", ".image_url", "HERE is missing"),
+        (
+            {"type": "image_url", "image_url": 7},
+            "image_url",
+            ".image_url",
+            "HERE: Expected `str | object | null`, got `int`",
+        ),
+        ({"type": "image_url", "image_url": {}}, "image_url", ".image_url.url", "missing field `url`"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "image_url", ".image_url.url", "HERE must be a string"),
+        (
+            {"type": "image_url", "image_url": {"url": "http://a/b", "max_long_side_pixel": "28"}},
+            "image_url",
+            ".image_url.max_long_side_pixel",
+            "HERE: Expected `int | null`, got `str`",
+        ),
+        ({"type": "text"}, "text", ".text", "HERE is missing"),
+        ({"type": "text", "text": 5}, "text", ".text", "HERE: Expected `str | null`, got `int`"),
     ],
 )
-def test_parts_that_are_not_known(part: Any, named: str) -> None:
-    error = refusal({"messages": [{"role": "user", "content": [part, {"type": "text", "text": "x"}]}]})
+def test_parts_that_are_not_known(part: Any, named: str, where: str, why: str) -> None:
+    error = refusal({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]})
     assert (error.status, error.code) == (400, "unsupported_content_part")
-    assert error.message == f'Unsupported chat content part type "{named}" for gRPC backends'
+    assert error.param == f"messages[0].content[1]{where}"
+    told = f" ({why.replace('HERE', error.param)})" if why else ""
+    assert error.message == f'Unsupported chat content part type "{named}" for gRPC backends{told}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"max_tokens": 0}, "integer_below_min_value", "max_tokens: 0 is below the minimum of 1"),
+        ({"n": 11}, "integer_above_max_value", "n: 11 is above the maximum of 10"),
+        ({"temperature": 2.5}, "decimal_above_max_value", "temperature: 2.5 is above the maximum of 2"),
+        ({"top_p": 0}, "decimal_below_min_value", "top_p: 0 must be more than 0"),
+        ({"stop_token_ids": [1, -4]}, "integer_below_min_value", "stop_token_ids[1]: -4 is below the minimum of 0"),
+        ({"logit_bias": {"5": 101}}, "decimal_above_max_value", "logit_bias[...]: a value is above the maximum of 100"),
+        ({"stop": ["a"] * 5}, "array_above_max_length", "stop: 5 elements, more than the maximum of 4"),
+        ({"messages": []}, "empty_array", "messages: 0 elements, less than the minimum of 1"),
+        (
+            {"max_tokens": 10**60},
+            "integer_above_max_value",
+            f"max_tokens: {'1' + '0' * 39} is above the maximum of 4294967295",
+        ),
+    ],
+)
+def test_a_number_out_of_range_is_told_with_its_limit(fields: dict[str, Any], code: str, message: str) -> None:
+    error = refusal({"messages": USER, **fields})
+    assert (error.code, error.message) == (code, message)
+    assert error.param == message.split(":")[0]
 
 
 def test_a_picture_in_an_assistant_turn_is_refused() -> None:

@@ -500,11 +500,32 @@ def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
     )
 
 
-def test_unknown_and_foreign_variables() -> None:
-    assert settings(SMG_IMAGE_MAX_CUONT="5").warnings == (
-        "SMG_IMAGE_MAX_CUONT is not a variable of this gateway; it has no effect",
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("SMG_IMAGE_MAX_CUONT", ". Is SMG_IMAGE_MAX_COUNT meant?"),
+        ("MEDIAGATE_APIKEY", ". Is MEDIAGATE_API_KEY meant?"),
+        ("SMG_API_KEY", ". Is MEDIAGATE_API_KEY meant?"),
+        ("MEDIAGATE_IMAGE_MAX_COUNT", ". Is SMG_IMAGE_MAX_COUNT meant?"),
+        ("smg_mm_tensor_transport", ". Is SMG_MM_TENSOR_TRANSPORT meant?"),
+        ("SGM_IMAGE_MAX_INPUT_BYTES", ". Is SMG_IMAGE_MAX_INPUT_BYTES meant?"),
+        ("MEDIGATE_API_KEY", ". Is MEDIAGATE_API_KEY meant?"),
+        ("SMG_VLLM_ENCODER_INPUT_DYTPE", ". Is SMG_VLLM_ENCODER_INPUT_DTYPE meant?"),
+        ("SMG_MAX_PAYLOAD_SIZE", ". Is the flag --max-payload-size meant?"),
+        ("SMG_COLOUR", ""),
+        ("MEDIAGATE_", ""),
+    ],
+)
+def test_variables_that_nobody_reads_are_told_and_their_values_are_not(name: str, hint: str) -> None:
+    assert settings(**{name: "s3cret"}).warnings == (
+        f"{name} is not a variable of this gateway; it has no effect{hint}",
     )
-    assert settings(**dict.fromkeys(ENGINE_VARIABLES, "1"), PATH="/bin", HOME="/").warnings == ()
+
+
+def test_foreign_variables() -> None:
+    others = ("PATH", "HOME", "API_KEY", "OPENAI_API_KEY", "IMAGE_MAX_COUNT", "SMGX", "SMG_VLLM_SOMETHING_NEW")
+    assert settings(**dict.fromkeys((*ENGINE_VARIABLES, *others), "1")).warnings == ()
+    assert settings(SMG_IMAGE_MAX_CUONT=" ").warnings == ()
 
 
 def test_retries_and_moot_switches() -> None:
