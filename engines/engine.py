@@ -25,7 +25,7 @@ from engines.base import (
 )
 from engines.loads import SchedulerLoad, scheduler_load
 from engines.transport import Handle, Outgoing
-from engines.wire import Part, nbytes_of
+from engines.wire import Part, nbytes_of, number_field
 
 if TYPE_CHECKING:  # the pure part needs no grpclib
     from engines.channel import Stream, WorkerChannels
@@ -70,6 +70,15 @@ class Engine(Protocol):
 
     @property
     def takes_references(self) -> bool: ...
+
+    @property
+    def rank_field(self) -> int | None:
+        """Number of its message's field for a data-parallel rank; None: it has none."""
+        ...
+
+    def pin(self, rank: int) -> None:
+        """All requests go to this data-parallel rank."""
+        ...
 
     @property
     def takes_segments(self) -> bool: ...
@@ -152,6 +161,7 @@ class GrpcEngine(ABC):
 
     def __init__(self, channels: "WorkerChannels") -> None:
         self._channels = channels
+        self._rank: int | None = None
 
     # ------------------------------------------------------------ registration
 
@@ -160,6 +170,14 @@ class GrpcEngine(ABC):
 
     def flatten(self, reply: Message) -> dict[str, str]:
         return labels.flatten(reply)
+
+    @property
+    def rank_field(self) -> int | None:
+        field = self.messages.GenerateRequest.DESCRIPTOR.fields_by_name.get("data_parallel_rank")
+        return None if field is None else int(field.number)
+
+    def pin(self, rank: int) -> None:
+        self._rank = rank
 
     def learn(self, told: Mapping[str, str]) -> None:
         text = told.get("max_message_bytes", "")
@@ -212,10 +230,13 @@ class GrpcEngine(ABC):
         return []
 
     def generate(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> "Stream[Any]":
-        parts = self.build(request, attempt_id, placements)
+        parts = [*self.build(request, attempt_id, placements), *self._pinned()]
         if self.max_message_bytes is not None and (nbytes := nbytes_of(parts)) > self.max_message_bytes:
             raise MessageTooLarge(self.name, nbytes, self.max_message_bytes)
         return self._channels.stream(f"/{self.service}/Generate", parts, self.messages.GenerateResponse)
+
+    def _pinned(self) -> list[Part]:
+        return [number_field(self.rank_field, self._rank)] if self._rank is not None and self.rank_field else []
 
     @abstractmethod
     def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> Sequence[Part]:

@@ -24,6 +24,7 @@ from engines.base import Observer
 from engines.breaker import Breaker, BreakerSettings, BreakerState
 from engines.channel import WorkerChannels, parse_url
 from engines.health import HealthSettings, Life
+from engines.ranks import check_rank, ranked_url
 from engines.worker import Status, Worker, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class RegistrySettings(msgspec.Struct, frozen=True):
     drain_settle_s: float = 5.0
     drain_grace_s: float = 180.0
     connect_timeout_s: float = 10.0
+    dp_aware: bool = False
     aliases: Mapping[str, str] = {}
 
 
@@ -140,13 +142,7 @@ class Registry:
         url = canonical_url(spec.url)
         _check_spec(spec)
         self._make_room(url)
-        worker = Worker(spec, url, self._breaker(url), self._settings.aliases)
-        channels = WorkerChannels(url, connect_timeout_s=self._settings.connect_timeout_s, tls=self._tls)
-        self._workers[worker.id] = worker
-        self._channels[worker.id] = channels
-        self._begin_life(worker)
-        log.info("worker %s: registered", url)
-        return worker
+        return self._open(spec, url, rank=None)
 
     def change(self, worker_id: str, spec: WorkerSpec) -> Worker:
         """Give a worker another registration.  Its requests in flight go on; unless only what is shown differs, it is
@@ -157,8 +153,8 @@ class Registry:
         worker = self.get(worker_id)
         if worker.id in self._drains:
             raise WorkerNotFound(f"the worker {worker_id!r} is draining")
-        if canonical_url(spec.url) != worker.url:
-            raise WorkerRefused(f"the worker's URL is {worker.url}, not {spec.url}: remove it and add another")
+        if canonical_url(spec.url) != worker.address:
+            raise WorkerRefused(f"the worker's URL is {worker.address}, not {spec.url}: remove it and add another")
         _check_spec(spec)
         before, worker.spec = worker.spec, spec
         if msgspec.structs.replace(before, priority=spec.priority, cost=spec.cost, url=spec.url) != spec:
@@ -190,17 +186,48 @@ class Registry:
         for keep in (self._workers, self._channels, self._lives, self._drains):
             keep.clear()
 
-    def _breaker(self, url: str) -> Breaker:
+    def _open(self, spec: WorkerSpec, address: str, rank: int | None) -> Worker:
+        worker = Worker(spec, address, aliases=self._settings.aliases)
+        if rank is not None:
+            worker.rank, worker.url = rank, ranked_url(address, rank)
+        worker.breaker = self._breaker(worker)
+        channels = WorkerChannels(address, connect_timeout_s=self._settings.connect_timeout_s, tls=self._tls)
+        self._workers[worker.id] = worker
+        self._channels[worker.id] = channels
+        self._begin_life(worker)
+        log.info("worker %s: registered", worker.url)
+        return worker
+
+    def _breaker(self, worker: Worker) -> Breaker:
         def changed(before: BreakerState, after: BreakerState) -> None:
             level = logging.WARNING if after is BreakerState.OPEN else logging.INFO
-            log.log(level, "worker %s: circuit breaker %s, was %s", url, after.value, before.value)
-            self._observer.breaker_changed(url, before.value, after.value)
+            log.log(level, "worker %s: circuit breaker %s, was %s", worker.url, after.value, before.value)
+            self._observer.breaker_changed(worker.url, before.value, after.value)
 
         return Breaker(self._settings.breaker, changed)
 
+    async def _introduced(self, worker: Worker) -> None:
+        """Before a worker is ready, each time."""
+        if self._settings.dp_aware:
+            self._spread(worker)
+        await self._prepare(worker)
+
+    def _spread(self, worker: Worker) -> None:
+        """Its rank for the worker, and a worker for every rank that is new."""
+        ranks = check_rank(worker)
+        if worker.rank is None:
+            self._observer.worker_removed(worker.url)
+            worker.rank, worker.url = 0, ranked_url(worker.address, 0)
+        if worker.client is not None:
+            worker.client.pin(worker.rank)
+        if worker.rank == 0:
+            for rank in range(max(worker.ranks, 1), ranks):
+                self._open(worker.spec, worker.address, rank)
+            worker.ranks = max(worker.ranks, ranks)
+
     def _make_room(self, url: str) -> None:
         for other in self.workers:
-            if other.url != url:
+            if other.address != url:
                 continue
             if other.status is Status.FAILED:
                 self._forget(other)
@@ -211,7 +238,7 @@ class Registry:
 
     def _begin_life(self, worker: Worker) -> None:
         channels, health = self._channels[worker.id], self._settings.health.overridden(worker.spec.health)
-        life = Life(worker, channels, health, self._observer, self._prepare)
+        life = Life(worker, channels, health, self._observer, self._introduced)
         self._lives[worker.id] = life, asyncio.create_task(life.run(), name=f"worker {worker.url}")
 
     def _introduce_again(self, worker: Worker) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 Part = bytes | memoryview
 
-_LENGTH_DELIMITED = 2
+_VARINT, _LENGTH_DELIMITED = 0, 2
 MAX_FIELD_NUMBER = (1 << 29) - 1
 
 
@@ -35,6 +35,11 @@ def length_delimited(number: int, nbytes: int) -> bytes:
     if not 1 <= number <= MAX_FIELD_NUMBER:
         raise ValueError(f"{number} is no field number")
     return varint(number << 3 | _LENGTH_DELIMITED) + varint(nbytes)
+
+
+def number_field(number: int, value: int) -> bytes:
+    """An integer field, also when it is 0: presence may mean something."""
+    return varint(number << 3 | _VARINT) + varint(value)
 
 
 def nbytes_of(parts: Iterable[Part]) -> int:

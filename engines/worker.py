@@ -87,7 +87,8 @@ class Status(enum.Enum):
 
 
 class Worker:
-    """`url` is canonical (`grpc://host:port`); `client` is None until the engine was recognised.
+    """`address` is canonical (`grpc://host:port`), and so is `url`, but for a data-parallel `rank` (`engines.ranks`).
+    `client` is None until the engine was recognised.
 
     `is_stale` is set while its connection was lost and the labels were not read again: the engine behind the URL may
     be another one.  `failure` says why it is not ready, for logs and `describe`.  `breaker` counts how its requests
@@ -97,6 +98,9 @@ class Worker:
     def __init__(
         self, spec: WorkerSpec, url: str, breaker: Breaker | None = None, aliases: Mapping[str, str] = {}
     ) -> None:
+        self.address = url
+        self.rank: int | None = None
+        self.ranks = 0  # there were at most, seen by rank 0
         self.id = str(uuid4())
         self.spec = spec
         self.url = url
@@ -246,6 +250,8 @@ class Worker:
             "load": self.load,
             "circuit_breaker": {"state": self.breaker.state.value, "failures": self.breaker.failures},
         }
+        if self.rank is not None:
+            shown["dp_rank"] = self.rank
         shown.update(self.kv)
         if self.failure and not self.is_healthy:
             shown["error"] = self.failure

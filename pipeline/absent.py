@@ -60,7 +60,7 @@ NEVER_FLAGS: Mapping[str, str] = {
     "HTTP engine workers": "--upstream-http2 --upstream-pool-idle-timeout-secs --health-check-endpoint --backend "
     "--max-buffered-request-bytes --stream-body-stall-timeout-secs",
     "direct ZMQ workers": "--zmq-engine-count",
-    "data-parallel ranks": "--dp-aware --dp-minimum-tokens-scheduler",
+    "scheduling of data-parallel ranks by tokens": "--dp-minimum-tokens-scheduler",
     "a mode for several models; it always serves several": "--enable-igw",
     "a job queue of workers": "--job-queue-capacity --job-queue-concurrency --worker-startup-delay "
     "--remove-unhealthy-workers --no-remove-unhealthy-workers --worker-auto-recovery --no-worker-auto-recovery",

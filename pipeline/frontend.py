@@ -217,6 +217,7 @@ class Frontend:
         settings = RegistrySettings(
             health=health,
             breaker=breaker,
+            dp_aware=workers.dp_aware,
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
             aliases=dict(pair.split("=", 1) for pair in self._config.model.aliases),

@@ -88,6 +88,9 @@ class Workers(msgspec.Struct, frozen=True):
             ),
         ),
     ] = "cache_aware"
+    dp_aware: Annotated[
+        bool, setting(WORKERS, "--dp-aware", "One worker for every data-parallel rank of an engine (label dp_size).")
+    ] = False
     startup_timeout_s: Annotated[
         float, seconds(WORKERS, "--worker-startup-timeout-secs", "Longest wait for a new worker.")
     ] = 1800.0

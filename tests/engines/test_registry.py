@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from engines.base import EngineError, Form, Modality
+from engines.base import EngineError, EngineRequest, Form, Modality, Sampling
 from engines.health import HealthSettings
 from engines.labels import dtype_name, flatten, item_limits, merged
 from engines.probe import ENGINES
@@ -500,3 +500,76 @@ async def test_close_leaves_no_task(make_registry):
         assert registry.workers == []
         with pytest.raises(EngineError):
             await worker.client.is_healthy(1.0)
+
+
+# ---------------------------------------------------------------- data-parallel ranks
+
+
+def dp_settings():
+    return msgspec.structs.replace(settings(), dp_aware=True)
+
+
+async def test_a_worker_for_every_rank(make_registry, figures):
+    registry = make_registry(dp_settings())
+    async with engine(server_info={"data_parallel_size": 3}) as served:
+        worker = await registry.add(WorkerSpec(url=served.url, priority=7))
+        await until(lambda: [one.is_healthy for one in registry.workers] == [True] * 3)
+        assert [one.url for one in registry.workers] == [f"{served.url}@{rank}" for rank in range(3)]
+        assert registry.workers[0] is worker and worker.describe()["dp_rank"] == 0
+        assert {one.priority for one in registry.workers} == {7}
+        for rank, one in enumerate(registry.workers):
+            request = EngineRequest("id", "qwen3-vl", [1], "x", Sampling(), False)
+            async with one.client.generate(request, f"id-{rank}", {}) as stream:
+                assert [message async for message in stream]
+        got = {message.request_id: message for message in served.received}
+        assert [got[f"id-{rank}"].data_parallel_rank for rank in range(3)] == [0, 1, 2]
+        assert all(message.HasField("data_parallel_rank") for message in served.received), "rank 0 is no unset rank"
+        with pytest.raises(WorkerExists):
+            await registry.add(WorkerSpec(url=served.url))
+        assert served.url in figures.removed, "its series go on under the name of its rank"
+
+
+async def test_ranks_that_come_and_go_with_a_restart(make_registry):
+    registry = make_registry(dp_settings())
+    served = await Engine(server_info={"data_parallel_size": 2}).start()
+    try:
+        first = await registry.add(WorkerSpec(url=served.url))
+        await until(lambda: [one.is_healthy for one in registry.workers] == [True] * 2)
+        await served.stop()
+        served.server_info["data_parallel_size"] = 3
+        await served.start()
+        await until(lambda: [one.is_healthy for one in registry.workers] == [True] * 3)
+        registry.remove(registry.workers[1].id)
+        await until(lambda: len(registry.workers) == 2)
+        await served.stop()
+        served.server_info["data_parallel_size"] = 1
+        await served.start()
+        await until(lambda: "has 1 ranks now, this is 2" in registry.workers[1].failure)
+        await until(lambda: first.is_healthy)
+        assert [one.rank for one in registry.workers] == [0, 2], "what was removed stays away"
+    finally:
+        await served.stop()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "info", "words"),
+    [("vllm", {"data_parallel_size": 0}, "the label dp_size is ''"), ("mlx", {}, "the label dp_size is ''")],
+)
+async def test_an_engine_that_does_not_tell_its_ranks(make_registry, runtime, info, words):
+    registry = make_registry(dp_settings())
+    async with engine(runtime=runtime, server_info=info) as served:
+        worker = await registry.add(WorkerSpec(url=served.url))
+        await until(lambda: words in worker.failure)
+        assert not worker.is_healthy and len(registry.workers) == 1
+
+
+async def test_an_engine_that_takes_no_rank(make_registry):
+    registry = make_registry(dp_settings())
+    async with engine(runtime="mlx") as served:
+        worker = await registry.add(WorkerSpec(url=served.url, labels={"dp_size": "2"}))
+        await until(lambda: "backend mlx takes no rank" in worker.failure)
+
+
+@pytest.mark.parametrize(("runtime", "number"), [("vllm", 9), ("sglang", 16), ("tokenspeed", 12), ("trtllm", None)])
+def test_where_a_rank_stands(runtime, number):
+    assert ENGINES[runtime](None).rank_field == number

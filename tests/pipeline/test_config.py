@@ -122,6 +122,7 @@ SWITCHES = [
     ("--mm-allow-private-media-hosts", "media.allow_private_hosts", None, True),
     ("--no-mm-allow-private-media-hosts", "media.allow_private_hosts", None, False),
     ("--log-mm-timing", "media.log_timing", False, True),
+    ("--dp-aware", "workers.dp_aware", False, True),
     ("--disable-health-check", "workers.health_enabled", True, False),
     ("--disable-circuit-breaker", "workers.breaker_enabled", True, False),
     ("--log-json", "log.json", False, True),

@@ -8,6 +8,13 @@ from engines.worker import WorkerPatch, WorkerSpec
 from pipeline.protocols.described.operation import Operation, Parameter, Told
 
 
+class BreakerCard(msgspec.Struct, frozen=True):
+    """`failures`: in a row, that count."""
+
+    state: Literal["closed", "open", "half_open"]
+    failures: int
+
+
 class WorkerCard(msgspec.Struct, frozen=True):
     """A worker as it is now.  `labels`: what it says about itself, and what its registration says.  Engines of
     disaggregated serving have further members.
@@ -26,6 +33,8 @@ class WorkerCard(msgspec.Struct, frozen=True):
     is_healthy: bool
     status: Literal["pending", "ready", "not_ready", "failed", "draining"]
     load: int
+    circuit_breaker: BreakerCard
+    dp_rank: int | msgspec.UnsetType = msgspec.UNSET
     error: str | msgspec.UnsetType = msgspec.UNSET
 
 
