@@ -20,6 +20,7 @@ from pipeline.admission import Backlog, InflightMedia
 from pipeline.config import Config
 from pipeline.encode import Encoder, Look, batches, tensor_bytes
 from pipeline.errors import GatewayError, engine_failure
+from pipeline.explain import MediaTold, told_of
 from pipeline.intake import Intake, Receiver
 from pipeline.logs import mm_timing
 from pipeline.metrics import Metrics
@@ -35,12 +36,14 @@ class Prepared(msgspec.Struct, frozen=True):
     """A request ready for dispatch.
 
     `affinity`: what ties it to a worker.  `remake(form)` makes its tensors again in another form, from the retained
-    inputs; None when every worker of the model wants the same form (the inputs are given back then).
+    inputs; None when every worker of the model wants the same form (the inputs are given back then).  `told`: of each
+    item, for a client that asked.
     """
 
     request: EngineRequest
     affinity: Affinity
     remake: Callable[[Form], Awaitable[EngineRequest]] | None = None
+    told: tuple[MediaTold, ...] = ()
 
 
 class Preparation:
@@ -109,7 +112,8 @@ class Preparation:
         is_uniform = self._serves_all(outlook.form, plan, candidates)
         if is_uniform and not outlook.form.encoded:
             ticket.inputs.close()
-        return Prepared(request, affinity, None if is_uniform else tensors.remade)
+        told = told_of(in_order, expanded) if ticket.explains else ()
+        return Prepared(request, affinity, None if is_uniform else tensors.remade, told)
 
     def _serves_all(self, form: Form, plan: MediaPlan, candidates: Sequence[Worker]) -> bool:
         """Whether media of that form are what every worker wants that may get them."""

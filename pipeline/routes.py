@@ -2,6 +2,7 @@
 
 from pipeline.counting import TokenCounter
 from pipeline.openapi import document_route
+from pipeline.page import page_route
 from pipeline.protocols import described
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
@@ -27,6 +28,8 @@ def all_routes(stations: Stations, admin: AdminRoutes, workers: WorkerRoutes, co
         *_admin_routes(admin),
         *_worker_routes(workers),
     ]
+    if stations.config.server.page:
+        routes.append(page_route())
     return [*routes, document_route(routes, stations.config)]
 
 

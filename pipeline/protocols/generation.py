@@ -19,15 +19,18 @@ from pipeline.admission import Bodies
 from pipeline.catalog import Catalog
 from pipeline.config import Config
 from pipeline.errors import GatewayError, engine_failure
+from pipeline.explain import MediaTold
 from pipeline.metrics import Metrics
 from pipeline.plan import MediaPlan, ServedModel, check_text
 from pipeline.prepare import Preparation, Prepared
-from pipeline.protocols.http import EventStream, read_body
-from pipeline.protocols.parts import check_content_type
+from pipeline.protocols.http import EventStream, comment_frame, read_body
+from pipeline.protocols.parts import as_json, check_content_type
 from pipeline.reply import Tally
-from pipeline.ticket import Ticket
+from pipeline.ticket import STAGES, Ticket
 
 ROUTING_KEY_HEADER = "X-SMG-Routing-Key"  # a session's key, for policies that keep sessions together
+
+EXPLAIN_HEADER = "X-Mediagate-Explain"  # "1": a stream begins with a comment that tells what was done
 
 ServingModel = Callable[[str], ServedModel]  # Catalog.serving: raises GatewayError for a model that is not served
 
@@ -113,6 +116,7 @@ class GenerationRoute:
         self._api = api
 
     async def handle(self, request: web.Request, ticket: Ticket) -> web.StreamResponse:
+        ticket.explains = self._config.server.page and request.headers.get(EXPLAIN_HEADER) == "1"
         check_content_type(request.headers.get("Content-Type", ""))
         ticket.routing_key = request.headers.get(ROUTING_KEY_HEADER)
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
@@ -136,7 +140,7 @@ class GenerationRoute:
         )
         try:
             if prepared.request.stream:
-                return await self._stream(request, ticket, answer, generation, deadline)
+                return await self._stream(request, ticket, answer, generation, deadline, prepared.told)
             return await self._whole(ticket, answer, generation, deadline)
         except EngineError as error:
             failure = engine_failure(error)
@@ -193,7 +197,13 @@ class GenerationRoute:
             yield event
 
     async def _stream(
-        self, request: web.Request, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
+        self,
+        request: web.Request,
+        ticket: Ticket,
+        answer: Answer,
+        generation: Generation,
+        deadline: float,
+        told: Sequence[MediaTold],
     ) -> web.StreamResponse:
         """Before the engine's first output a failure is an ordinary HTTP error; afterwards it is an event of the
         stream.
@@ -206,6 +216,8 @@ class GenerationRoute:
         frames = answer.stream(self._timed(ticket, generation), first_out)
         async with in_time(deadline, self._config.server.request_timeout_s):
             first = await anext(frames)
+        if ticket.explains:
+            first = explanation(ticket, told) + first
         headers = self._stations.reply_headers(ticket)
         stream = EventStream(request, ticket, headers, self._config.server.sse_keepalive_s, self._api.keepalive)
         failure: GatewayError | None = None
@@ -226,6 +238,21 @@ class GenerationRoute:
             else:
                 await stream.finish(*answer.closing())
         return stream.response
+
+
+def explanation(ticket: Ticket, told: Sequence[MediaTold]) -> bytes:
+    """What the gateway did up to the engine's first output: a comment, which clients of server-sent events skip.
+
+    It tells a client of its own request alone: nothing of workers, of other requests, or of where tensors lie.
+    """
+    facts = {
+        "media": told,
+        "prompt_tokens": ticket.prompt_tokens,
+        "tensor_bytes": ticket.tensor_bytes,
+        "stages_ms": {name: round(ticket.stages[name] * 1e3, 2) for name in STAGES if name in ticket.stages},
+        "total_ms": round(ticket.elapsed_s * 1e3, 2),
+    }
+    return comment_frame(b"mediagate " + as_json(facts))
 
 
 def _note_engine(ticket: Ticket, generation: Generation, begun: float) -> None:

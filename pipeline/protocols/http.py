@@ -36,6 +36,11 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
     return web.Response(body=encoded, status=status, headers=headers, content_type="application/json")
 
 
+def comment_frame(payload: bytes) -> bytes:
+    """What clients of server-sent events skip; one line."""
+    return b": " + payload + b"\n\n"
+
+
 def data_frame(payload: bytes) -> bytes:
     """An event without a name, as OpenAI's older streams have it."""
     return b"data: " + payload + b"\n\n"

@@ -73,6 +73,16 @@ class Server(msgspec.Struct, frozen=True):
         bool, setting(OBSERVING, "--server-timing", "Answer with a Server-Timing header that names each stage's time.")
     ] = False
 
+    page: Annotated[
+        bool,
+        setting(
+            LISTENING,
+            "--no-page",
+            "Serve no page for trying models at /, and tell no request what was done with its media.",
+            inverted=True,
+        ),
+    ] = True
+
     def __repr__(self) -> str:
         """Without the key: a Config may end up in a log."""
         shown = [f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key"]

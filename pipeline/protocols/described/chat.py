@@ -8,6 +8,7 @@ from pipeline.protocols.chat import ChatRequest
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
+    EXPLAIN,
     MEDIA_REFUSALS,
     PROMPT_REFUSALS,
     ROUTING_KEY,
@@ -172,5 +173,5 @@ CHAT = Operation(
         *MEDIA_REFUSALS,
         *ENGINE_REFUSALS,
     ),
-    parameters=(ROUTING_KEY,),
+    parameters=(ROUTING_KEY, EXPLAIN),
 )

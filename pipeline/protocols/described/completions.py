@@ -9,6 +9,7 @@ from pipeline.protocols.described.chat import LAST, CachedTokens, StreamError
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
+    EXPLAIN,
     PROMPT_REFUSALS,
     ROUTING_KEY,
     Operation,
@@ -61,5 +62,5 @@ COMPLETIONS = Operation(
     events=(TextCompletion, StreamError),
     last=LAST,
     refuses=(*BODY_REFUSALS, *PROMPT_REFUSALS, *ENGINE_REFUSALS),
-    parameters=(ROUTING_KEY,),
+    parameters=(ROUTING_KEY, EXPLAIN),
 )

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
+    EXPLAIN,
     MEDIA_REFUSALS,
     PROMPT_REFUSALS,
     ROUTING_KEY,
@@ -161,7 +162,7 @@ MESSAGES = Operation(
         *MEDIA_REFUSALS,
         *ENGINE_REFUSALS,
     ),
-    parameters=(ROUTING_KEY,),
+    parameters=(ROUTING_KEY, EXPLAIN),
 )
 COUNT_TOKENS = Operation(
     tag="Tokens",

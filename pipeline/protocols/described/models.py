@@ -77,3 +77,4 @@ READINESS = Operation(
     others={503: NotReady},
 )
 DOCUMENT = Operation(tag="Gateway", summary="This document", gives=dict[str, Any])
+PAGE = Operation(tag="Gateway", summary="A page to try models with", gives=str, media_type="text/html")

@@ -97,3 +97,10 @@ ROUTING_KEY = Parameter(
     "Requests with the same key go to the same worker, under policies that look at it.",
     place="header",
 )
+EXPLAIN = Parameter(
+    "X-Mediagate-Explain",
+    "With `1` a stream begins with the comment `: mediagate {...}`: what was done with each medium, and the "
+    "milliseconds of each stage. Not with `--no-page`.",
+    Literal["1"],
+    "header",
+)

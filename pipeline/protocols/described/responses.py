@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
+    EXPLAIN,
     MEDIA_REFUSALS,
     PROMPT_REFUSALS,
     ROUTING_KEY,
@@ -166,7 +167,7 @@ RESPONSES = Operation(
         *MEDIA_REFUSALS,
         *ENGINE_REFUSALS,
     ),
-    parameters=(ROUTING_KEY,),
+    parameters=(ROUTING_KEY, EXPLAIN),
 )
 GET_RESPONSE = Operation(tag="Generation", summary="A kept response", gives=Response, refuses=("not_found",))
 DELETE_RESPONSE = Operation(tag="Generation", summary="Forgets a response", gives=Deleted, refuses=("not_found",))
