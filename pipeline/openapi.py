@@ -33,7 +33,8 @@ _STATUSES: Mapping[str, set[int]] = {
     "worker_stream_failed": _FROM_ENGINE,
     "request_timeout": {408, 504},
 }
-_ANY_ROUTE = ("internal_error",)
+_ANY_ROUTE = ("expectation_failed", "internal_error")
+_ROUTE_WITH_BODY = ("malformed_request",)
 _GUARDED_ROUTE = ("invalid_api_key",)
 _ADMITTED_ROUTE = ("admission_queue_full", "admission_queue_timeout")
 _TEXT = {"type": "string"}
@@ -222,6 +223,7 @@ def _header(name: str) -> dict[str, str]:
 def _codes_by_status(route: Route, config: Config) -> dict[int, list[str]]:
     codes = [*route.about.refuses, *_ANY_ROUTE]
     codes += _GUARDED_ROUTE if _asks_for_key(route, config) else ()
+    codes += _ROUTE_WITH_BODY if route.about.takes is not None else ()
     codes += _ADMITTED_ROUTE if route.admitted else ()
     found: dict[int, list[str]] = {}
     for code in codes:

@@ -101,6 +101,5 @@ EXPLAIN = Parameter(
     "X-Mediagate-Explain",
     "With `1` a stream begins with the comment `: mediagate {...}`: what was done with each medium, and the "
     "milliseconds of each stage. Not with `--no-page`.",
-    Literal["1"],
-    "header",
+    place="header",
 )
