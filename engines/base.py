@@ -6,7 +6,7 @@ part of the pipeline (`pipeline/models`, run in pool processes) may import it to
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -161,6 +161,22 @@ class MediaBatch(msgspec.Struct, frozen=True):
     segment: SharedSegment | None = None
 
 
+class MediaReference(msgspec.Struct, frozen=True):
+    """A media item that the engine worker fetches and processes itself.
+
+    `url`: buffers which joined are the URL, UTF-8; like a tensor's they may be views of the shared mapping.  `scheme`:
+    of that URL, lower-case, without colon; empty when it has none.
+    """
+
+    modality: Modality
+    url: tuple[memoryview | bytes, ...]
+    scheme: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(buffer) for buffer in self.url)
+
+
 class Constraint(msgspec.Struct, frozen=True):
     """What the engine's decoding is held to; one kind, so there is never a second.
 
@@ -198,10 +214,11 @@ class Sampling(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True):
     """One generation, independent of the engine that will serve it.
 
-    `input_ids`: the prompt with every placeholder expanded.  `original_text`: the rendered prompt before expansion.
-    `stop_ids`: the stop strings that are one token each, as ids, for engines that match no text.
-    `request_id` is the id the client sees; dispatch appends a fresh part for every attempt.  Tensor buffers must stay
-    valid and unchanged until dispatch says that nothing reads them any more (`engines.dispatch`).
+    `input_ids`: the prompt with every placeholder expanded; with `references` one anchor for each of them, in their
+    order.  Media come as tensors (`media`) or by reference, never both ways.  `original_text`: the rendered prompt
+    before expansion.  `stop_ids`: the stop strings that are one token each, as ids, for engines that match no text.
+    `request_id` is the id the client sees; dispatch appends a fresh part for every attempt.  Buffers of tensors and of
+    references must stay valid and unchanged until dispatch says that nothing reads them any more (`engines.dispatch`).
     """
 
     request_id: str
@@ -211,7 +228,14 @@ class EngineRequest(msgspec.Struct, frozen=True):
     sampling: Sampling
     stream: bool
     media: tuple[MediaBatch, ...] = ()
+    references: tuple[MediaReference, ...] = ()
     stop_ids: tuple[int, ...] = ()
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Of its media, each once, whichever way they travel."""
+        named = [batch.modality for batch in self.media] + [reference.modality for reference in self.references]
+        return tuple(dict.fromkeys(named))
 
     @property
     def media_bytes(self) -> int:
@@ -311,6 +335,18 @@ class MessageTooLarge(EngineError):
         super().__init__(
             "INVALID_ARGUMENT", f"the request is a message of {nbytes} bytes; backend {runtime} takes at most {limit}"
         )
+
+
+class SchemeRefused(EngineError):
+    """The worker fetches no URL of this scheme: never sent, never retried.  `item`: the reference's index."""
+
+    def __init__(self, item: int, scheme: str, accepted: Iterable[str]) -> None:
+        super().__init__(
+            "INVALID_ARGUMENT",
+            f"the selected worker does not fetch '{scheme}' URLs (accepts: {','.join(sorted(accepted))}); "
+            "file:// needs --allowed-local-media-path on the worker",
+        )
+        self.item = item
 
 
 class NoWorker(EngineError):

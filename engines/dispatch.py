@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 RETRIED = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN"})
 """Statuses of an engine after which another attempt may help; INTERNAL is not among them."""
 
-_NOT_AGAIN = (
-    "sidecar_timeout"  # UNAVAILABLE with these words: the media processor is overrun, another try makes it worse
-)
+_NOT_AGAIN = "sidecar_timeout"
+"""UNAVAILABLE with these words first: the worker has spent the whole time it has for media on this input."""
+
 _EXAMINATION_S = 5.0
 
 OnMediaRead = Callable[[], None]
@@ -145,10 +145,10 @@ class Dispatcher:
         another form comes before the failed one.  Waits only while a worker's labels are read again after a lost
         connection.
         """
-        workers = self._able(
-            await self._examined(request.model), request.model, [batch.modality for batch in request.media]
-        )
-        workers = _willing(workers, request)
+        workers = await self._examined(request.model)
+        if request.references:
+            workers = [worker for worker in workers if worker.takes_references]
+        workers = _willing(self._able(workers, request.model, request.modalities), request)
         fitting = [worker for worker in workers if self.fits(request, worker)]
         others = [worker for worker in workers if worker not in fitting] if any_form else []
         fresh = [worker for worker in fitting if worker is not failed]

@@ -127,6 +127,19 @@ def item_limits(labels: Mapping[str, str]) -> dict[Modality, int]:
     return limits
 
 
+def has_media_processor(labels: Mapping[str, str]) -> bool:
+    """Whether the engine worker processes media references itself (`mm_processor`: "inprocess", "redis", ...)."""
+    return labels.get("mm_processor", "").strip().lower() not in ("", "off")
+
+
+def reference_schemes(labels: Mapping[str, str]) -> frozenset[str] | None:
+    """URL schemes the worker fetches, from `mm_media_ref_schemes` ("http,https,data"); None: it does not say."""
+    told = labels.get("mm_media_ref_schemes")
+    if told is None:
+        return None
+    return frozenset(scheme.strip().lower() for scheme in told.split(",") if scheme.strip())
+
+
 def _count(text: str) -> int:
     number = int(text)
     if number < 0:

@@ -6,12 +6,12 @@ wrote, and every field is what SMG 1.13 sends (`tests/data/engine_messages`), ex
 attempts, retries and aborts are decided in `engines.dispatch`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 
-from engines.base import EngineRequest, MediaBatch, Modality, Sampling, Tensor
+from engines.base import EngineRequest, MediaBatch, MediaReference, Modality, Sampling, Tensor
 from engines.batch import primary_tensor, side_tensors
 from engines.engine import GrpcEngine
 from engines.replies import StreamReplies
@@ -21,6 +21,7 @@ from engines.wire import Part, field
 _PRIMARY = "pixel_values"  # the primary tensor's name in MediaBatch, and its field in the message
 _MM_INPUTS, _EXTRA_MM_INPUTS = 7, 11  # fields of GenerateRequest
 _PIXEL_VALUES, _INLINE = 2, 1  # fields of MultimodalInputs and of TensorData
+_MEDIA_REFS, _ITEMS, _URL = 10, 1, 2  # fields of GenerateRequest, MediaRefs and MediaRef
 _MODALITIES = {
     Modality.IMAGE: common_pb2.IMAGE,
     Modality.VIDEO: common_pb2.VIDEO,
@@ -38,8 +39,8 @@ _MAX_LOGPROBS = 20
 def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
     """The Generate message of one attempt as a list of buffers; joined they are the serialised GenerateRequest.
 
-    `placements`: handles of the tensors that lie in shared memory, by the keys of `tensors`; all others are
-    inline.  Primary tensors are passed on as the buffers of their items, uncopied: they must stay unchanged until the
+    `placements`: handles of the tensors that lie in shared memory, by the keys of `tensors`; all others are inline.
+    Primary tensors and URLs are passed on as the buffers of their items, uncopied: they must stay unchanged until the
     sender is done.  Raises EngineError INVALID_ARGUMENT when the message would be larger than protobuf allows.
     """
     message = vllm_engine_pb2.GenerateRequest(
@@ -51,6 +52,8 @@ def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Hand
     parts: list[Part] = [message.SerializeToString()]
     for number, batch in zip(_batch_fields(request), request.media, strict=True):
         parts += field([number], _multimodal_inputs(batch, placements))
+    if request.references:
+        parts += field([_MEDIA_REFS], _media_refs(request.references))
     return parts
 
 
@@ -143,6 +146,15 @@ def _tensor_data(tensor: Tensor, handle: Handle | None) -> vllm_engine_pb2.Tenso
             common_pb2.ShmHandle(name=handle.name, offset=0, nbytes=handle.nbytes, owner_id=handle.owner_id)
         )
     return data
+
+
+def _media_refs(references: Sequence[MediaReference]) -> list[Part]:
+    """A MediaRefs; a data URL of many megabytes stays the view it is."""
+    parts: list[Part] = []
+    for reference in references:
+        head = vllm_engine_pb2.MediaRef(modality=_MODALITIES[reference.modality]).SerializeToString()
+        parts += field([_ITEMS], [head, *field([_URL], reference.url)])
+    return parts
 
 
 # ---------------------------------------------------------------- replies and worker

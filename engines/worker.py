@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 
 from engines import labels
-from engines.base import EngineError, EngineRequest, Form, Modality
+from engines.base import EngineError, EngineRequest, Form, Modality, SchemeRefused
 from engines.breaker import Breaker, BreakerSettings
 from engines.engine import Engine
 from engines.transport import Mode
@@ -108,6 +108,7 @@ class Worker:
         self.is_stale = False
         self.labels: dict[str, str] = {}
         self.item_limits: dict[Modality, int] = {}  # the engine's own bounds on items of one prompt, where it has any
+        self.reference_schemes: frozenset[str] | None = None  # of URLs it fetches itself; None: it does not say
         self.kv: dict[str, str] = {}
         self.model_id = spec.models[0].id if spec.models else ""
         self.client: Engine | None = None
@@ -163,6 +164,7 @@ class Worker:
         self.kv = {name: told.pop(name) for name in labels.KV_FIELDS if name in told}
         self.labels = told
         self.item_limits = labels.item_limits(told)
+        self.reference_schemes = labels.reference_schemes(told)
         self.model_id = labels.model_id(told, self.card.id if self.card is not None else None)
 
     # ------------------------------------------------------------ what it takes
@@ -181,6 +183,16 @@ class Worker:
         if modality is not Modality.AUDIO and self.labels.get("supports_vision") == "false":
             return False
         return self.client is not None and modality in self.client.modalities
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether it can be sent media by URL: its engine's protocol has them, and it runs a media processor.
+
+        An encode worker is sent pixels, whatever its labels say.
+        """
+        if self.client is None or not self.client.takes_references or self.worker_type == "encode":
+            return False
+        return labels.has_media_processor(self.labels)
 
     @property
     def context_length(self) -> int | None:
@@ -212,6 +224,10 @@ class Worker:
 
     def refusal(self, request: EngineRequest) -> EngineError | None:
         """Why its engine cannot be sent this request, whatever else may happen; None when it can."""
+        if (schemes := self.reference_schemes) is not None:
+            for item, reference in enumerate(request.references):
+                if reference.scheme not in schemes:
+                    return SchemeRefused(item, reference.scheme, schemes)
         try:
             if self.client is not None:
                 self.client.check(request)

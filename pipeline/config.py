@@ -113,8 +113,6 @@ class Config(msgspec.Struct, frozen=True):
 
     def _value(self, one: Declared) -> str:
         value = getattr(getattr(self, one.section), one.name)
-        if one.key == "media.processing" and value == "auto":
-            return "auto, which is router in this version"
         if one.key == "media.allow_private_hosts" and value is None:
             return f"{'allowed' if self.private_media_hosts else 'refused'}, as --host is {self.server.host}"
         return one.shown(value) + (f" {one.setting.unit}" if one.setting.unit and value is not None else "")

@@ -14,7 +14,7 @@ from pipeline.models.base import MediaError
 
 _BREAKS = b"\t\r\n"
 _WHITE = b" \t\r\n"
-_LONGEST_HTTP_URL = 65536  # bytes; what is longer is a payload in the wrong place
+LONGEST_URL = 65536  # bytes, but for data URLs; what is longer is a payload in the wrong place
 _SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]{0,31}(?=:)")
 _COMMA = re.compile(rb",")
 _IS_BASE64 = re.compile(rb";[ \t]*base64[ \t]*\Z", re.IGNORECASE)
@@ -32,23 +32,41 @@ class HttpUrl(msgspec.Struct, frozen=True):
     url: str
 
 
+class OtherUrl(msgspec.Struct, frozen=True):
+    """Bytes of another scheme (lower-case, without colon), or of none (empty), trimmed; they may be anything and any
+    size.
+    """
+
+    scheme: str
+    url: memoryview
+
+
 def split_media_url(raw: bytes | memoryview) -> DataUrl | HttpUrl:
-    """Which of the two accepted kinds `raw` (UTF-8, JSON escapes already undone) is.  MediaError for every other."""
+    """Which of the two kinds that can be fetched here `raw` is; MediaError for every other."""
+    found = split_url(raw)
+    if not isinstance(found, OtherUrl):
+        return found
+    if found.scheme:
+        raise MediaError(f"media URL scheme '{found.scheme}' is not accepted, only data, http and https")
+    raise MediaError("media URL has no scheme; accepted are data:, http:// and https:// URLs")
+
+
+def split_url(raw: bytes | memoryview) -> DataUrl | HttpUrl | OtherUrl:
+    """What kind of URL `raw` (UTF-8, JSON escapes already undone) is.
+
+    MediaError for an empty one, and for a web address that is no text or far too long.
+    """
     url = _skip(memoryview(raw), _WHITE)
     scheme = _SCHEME.match(url)
     word = bytes(scheme.group()).lower() if scheme else b""
     if word == b"data":
         return DataUrl(url)
     url = _trim_end(url, _WHITE)
-    if word in (b"http", b"https"):
-        if len(url) > _LONGEST_HTTP_URL:
-            raise MediaError(f"media URL of {len(url)} bytes is longer than {_LONGEST_HTTP_URL}")
-        return HttpUrl(_text(url))
-    if word:
-        raise MediaError(f"media URL scheme '{word.decode()}' is not accepted, only data, http and https")
     if not len(url):
         raise MediaError("media URL is empty")
-    raise MediaError("media URL has no scheme; accepted are data:, http:// and https:// URLs")
+    if word in (b"http", b"https"):
+        return HttpUrl(url_text(url))
+    return OtherUrl(word.decode(), url)
 
 
 def parse_data_url(url: memoryview | bytes) -> memoryview:
@@ -93,7 +111,20 @@ def _trim_end(text: memoryview, unwanted: bytes) -> memoryview:
     return text[:end]
 
 
-def _text(url: memoryview) -> str:
+def payload_bytes(url: memoryview | bytes) -> int:
+    """About how many bytes a data URL stands for, as SMG reckons: three for four base64 letters, padding included."""
+    whole = memoryview(url)
+    comma = _COMMA.search(whole)
+    if comma is None:
+        return len(whole)
+    nbytes = len(whole) - comma.end()
+    return nbytes * 3 // 4 if _IS_BASE64.search(whole, 4, comma.start()) else nbytes
+
+
+def url_text(url: memoryview) -> str:
+    """A URL that is no data URL, as text; MediaError when it is none, or longer than any URL."""
+    if len(url) > LONGEST_URL:
+        raise MediaError(f"media URL of {len(url)} bytes is longer than {LONGEST_URL}")
     try:
         return str(url, "utf-8")
     except UnicodeDecodeError:

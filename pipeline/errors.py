@@ -4,9 +4,10 @@ A code decides the HTTP status; the status decides the `type` (OpenAI's kinds, a
 clients never holds payloads, internal addresses or stack traces; whoever raises cuts URLs with `shorten_url`.
 """
 
+import re
 from typing import Any, ClassVar
 
-from engines.base import EngineError, MessageTooLarge, ModalityRefused, NoWorker, ParameterRefused
+from engines.base import EngineError, MessageTooLarge, ModalityRefused, NoWorker, ParameterRefused, SchemeRefused
 
 # code -> status.  docs/errors.md is generated from this table; a test holds both, and the raised codes, together.
 STATUS_OF_CODE = {
@@ -16,6 +17,11 @@ STATUS_OF_CODE = {
     "multimodal_prompt_contract_mismatch": 400,
     "multimodal_processing_failed": 400,
     "multimodal_not_supported": 400,
+    "multimodal_worker_processing_unsupported_model": 400,
+    "multimodal_hint_unsupported_in_worker_mode": 400,
+    "media_ref_too_large": 400,
+    "media_ref_scheme_not_accepted": 400,
+    "no_media_ref_capable_worker": 503,
     "multimodal_payload_too_large": 413,
     "multimodal_inflight_budget": 429,
     # the request
@@ -86,6 +92,9 @@ ENGINE_STATUS = {
     "UNIMPLEMENTED": (501, False),
 }
 
+# a web address, or a data URL with its comma ("bad data: ..." is none)
+_URL_IN_TEXT = re.compile(r"""https?://[^\s'"<>]+|data:[\w.+/-]*(?:;[^\s,;'"]+)*,[^\s'"<>]*""", re.IGNORECASE)
+
 _KIND_OF_STATUS = {403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -102,6 +111,13 @@ def shorten_url(url: str, limit: int = 200) -> str:
         return "data:..."
     bare = url.split("?", 1)[0].split("#", 1)[0]
     return bare if len(bare) <= limit else bare[:limit] + "..."
+
+
+def without_payloads(text: str) -> str:
+    """A foreign message with every URL in it shortened: an engine that fetches media itself quotes what it could not
+    use.
+    """
+    return _URL_IN_TEXT.sub(lambda found: shorten_url(found[0]), text)
 
 
 class GatewayError(Exception):
@@ -163,13 +179,16 @@ def engine_failure(error: EngineError) -> GatewayError:
         return GatewayError("multimodal_not_supported", error.message)
     if isinstance(error, ParameterRefused):
         return GatewayError("unsupported_parameter", error.message, param=error.parameter)
+    if isinstance(error, SchemeRefused):
+        return GatewayError("media_ref_scheme_not_accepted", error.message, item=error.item)
     if isinstance(error, MessageTooLarge):
         return GatewayError("multimodal_payload_too_large", error.message)
     if isinstance(error, NoWorker):
         return GatewayError("no_available_workers", error.message, retry_after_s=1)
     status, _ = ENGINE_STATUS.get(error.status, (500, False))
+    said = without_payloads(error.message)
     if error.started:
-        return GatewayError("worker_stream_failed", f"The engine failed: {error.message}", status=status)
+        return GatewayError("worker_stream_failed", f"The engine failed: {said}", status=status)
     retry_after_s = 1 if status in (429, 503) else None
-    message = f"Failed to start generation: {error.message}"
+    message = f"Failed to start generation: {said}"
     return GatewayError("start_generation_failed", message, status=status, retry_after_s=retry_after_s)

@@ -46,6 +46,7 @@ from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.generation import Stations
 from pipeline.protocols.workers import WorkerRoutes
+from pipeline.references import Forwarder
 from pipeline.routes import all_routes
 from pipeline.serve import Doorkeeper, Route, application
 from pipeline.tls import listening_context
@@ -120,7 +121,8 @@ class Frontend:
             config.media.inflight_max_bytes, config.media.inflight_wait_s, metrics.rejected, self._inflight_changed
         )
         backlog = Backlog(config.media.unread_bytes_per_worker or None)
-        receiver = Receiver(config, self._open_fetcher(), link.inputs, bodies)
+        policy = self._media_policy()
+        receiver = Receiver(config, self._open_fetcher(policy), link.inputs, bodies)
         self._cache = self._open_cache()
         work = PoolWork(
             pool,
@@ -139,7 +141,15 @@ class Frontend:
             max_sound_bytes=config.media.audio_max_decoded_bytes,
         )
         preparation = Preparation(
-            config, self._registry, receiver, encoder, dispatcher, self._inflight, backlog, metrics
+            config,
+            self._registry,
+            receiver,
+            Forwarder(policy, receiver),
+            encoder,
+            dispatcher,
+            self._inflight,
+            backlog,
+            metrics,
         )
         self._doorkeeper = Doorkeeper(config, metrics, slots)
         stations = Stations(
@@ -231,7 +241,7 @@ class Frontend:
         self._segments.forget(worker.url)
         await self._catalog.load(worker)
 
-    def _open_fetcher(self) -> SharingFetcher:
+    def _media_policy(self) -> MediaHostPolicy:
         media = self._config.media
         policy = MediaHostPolicy(
             allow_private=media.allow_private_hosts,
@@ -239,6 +249,10 @@ class Frontend:
             allowed_domains=frozenset(media.allowed_domains) if media.allowed_domains is not None else None,
         )
         _log.info("media fetch policy for router-side processing %s", policy.describe())
+        return policy
+
+    def _open_fetcher(self, policy: MediaHostPolicy) -> SharingFetcher:
+        media = self._config.media
         fetcher = SharingFetcher(policy, version=VERSION, slots=media.max_fetches, saved=self._metrics.fetch_shared)
         self._closing.push_async_callback(fetcher.close)
         return fetcher

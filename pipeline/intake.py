@@ -98,16 +98,7 @@ class Receiver:
     async def _take_in(self, parts: Sequence[MediaPart], ticket: Ticket) -> Intake:
         groups = distinct(parts)
         payloads = await self._collect(groups, ticket)
-        sizes = [max(1, payload.nbytes) for payload in payloads]
-        try:
-            lease = await self._inputs.reserve(sizes)
-        except ArenaTooSmall as error:
-            raise GatewayError(
-                "multimodal_payload_too_large",
-                f"the request's media take {error.needed} bytes, "
-                f"more than the {error.size} bytes this gateway has for inputs",
-            ) from None
-        ticket.inputs.keep(lease.release)
+        lease = await self.reserve([payload.nbytes for payload in payloads], ticket)
         items = []
         for index, ((part, positions), payload) in enumerate(zip(groups, payloads, strict=True)):
             await _copy(payload, lease.view(index))
@@ -117,6 +108,22 @@ class Receiver:
         for payload in payloads:
             payload.forget()
         return Intake(tuple(items), lease)
+
+    async def reserve(self, sizes: Sequence[int], ticket: Ticket) -> Lease:
+        """Spans for encoded media of so many bytes, in the ticket's `inputs` custody; waits for its turn.
+
+        Raises `multimodal_payload_too_large`.
+        """
+        try:
+            lease = await self._inputs.reserve([max(1, nbytes) for nbytes in sizes])
+        except ArenaTooSmall as error:
+            raise GatewayError(
+                "multimodal_payload_too_large",
+                f"the request's media take {error.needed} bytes, "
+                f"more than the {error.size} bytes this gateway has for inputs",
+            ) from None
+        ticket.inputs.keep(lease.release)
+        return lease
 
     async def _collect(self, groups: Sequence[tuple[MediaPart, tuple[int, ...]]], ticket: Ticket) -> list["Payload"]:
         """Every item's payload; fetches run side by side, and the first failure ends the others."""

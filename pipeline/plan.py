@@ -31,13 +31,15 @@ class MediaPart(msgspec.Struct, frozen=True):
     """One media item as the client named it.
 
     `url`: the URL's bytes, JSON escapes resolved; a view of the request body when there were none.  `is_bare_base64`:
-    they are the payload itself instead.  `hints`: what the part asks of it.
+    they are the payload itself instead, of the type `media_type` as the client says.  `hints`: what the part asks of
+    it.
     """
 
     modality: Modality
     url: memoryview | bytes
     hints: Hints = Hints()
     is_bare_base64: bool = False
+    media_type: str = ""
 
 
 class MediaPlan(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from engines.affinity import Affinity, Mark
-from engines.base import EngineError, EngineRequest, Form, MediaBatch, Modality, ModalityRefused
+from engines.base import EngineError, EngineRequest, Form, MediaBatch, MediaReference, Modality, ModalityRefused
 from engines.dispatch import Dispatcher, Outlook
 from engines.registry import Registry
-from engines.worker import Worker
+from engines.worker import Status, Worker
 from pipeline.admission import Backlog, InflightMedia
 from pipeline.config import Config
 from pipeline.encode import Encoder, Look, batches, tensor_bytes
@@ -25,7 +25,9 @@ from pipeline.intake import Intake, Receiver
 from pipeline.logs import mm_timing
 from pipeline.metrics import Metrics
 from pipeline.plan import UNKNOWN_WINDOW, MediaPart, MediaPlan, ServedModel, check_hints, check_items, check_length
+from pipeline.processing import check_reachable, decide
 from pipeline.prompt import Expanded, check_anchors, expand
+from pipeline.references import Forwarder, marks_of
 from pipeline.ticket import Custody, Ticket
 
 TOKEN_CHARACTERS = 256
@@ -54,6 +56,7 @@ class Preparation:
         config: Config,
         registry: Registry,
         receiver: Receiver,
+        forwarder: Forwarder,
         encoder: Encoder,
         dispatcher: Dispatcher,
         inflight: InflightMedia,
@@ -63,6 +66,7 @@ class Preparation:
         self._config = config
         self._registry = registry
         self._receiver = receiver
+        self._forwarder = forwarder
         self._encoder = encoder
         self._dispatcher = dispatcher
         self._inflight = inflight
@@ -84,10 +88,13 @@ class Preparation:
             request = engine_request(model, plan, text, ids, (), ticket)
             return Prepared(request, Affinity(request.input_ids, key=ticket.routing_key))
 
-        check_hints(plan.parts)
-        mode, reason = self._place(model, plan)
-        self._metrics.mm_processing(model.model, mode, reason)
+        if self._by_worker(model, plan):
+            references = await self._forwarder.take_over(plan.parts, ticket)
+            request = engine_request(model, plan, text, ids, (), ticket, references)
+            marks = marks_of(references, request.input_ids, model.anchors)
+            return Prepared(request, Affinity(request.input_ids, marks, ticket.routing_key))
 
+        check_hints(plan.parts)
         intake = await self._receiver.take_in(plan.parts, ticket)
         with ticket.stage("inspect"):
             looks = await self._encoder.inspect(model, intake, ticket)
@@ -144,13 +151,16 @@ class Preparation:
         check_anchors(ids, {modality: (anchor, counts[modality]) for modality, anchor in anchors.items()})
         return ids
 
-    def _place(self, model: ServedModel, plan: MediaPlan) -> tuple[str, str]:
-        """Where the media are processed.  This version has only the router; the reason is what SMG counts for it."""
-        if self._config.media.processing == "router":
-            return "router", "config"
-        if any(part.hints.fps or part.hints.max_long_side for part in plan.parts):
-            return "router", "plan_not_forwardable"
-        return "router", "auto_mixed"
+    def _by_worker(self, model: ServedModel, plan: MediaPlan) -> bool:
+        """Whether the engine worker processes the media; counted, and refused where that is asked for and cannot be."""
+        known = self._registry.workers_of(model.model, healthy_only=False)
+        workers = [worker for worker in known if worker.status is not Status.DRAINING]
+        decision = decide(self._config.media.processing, model, plan.parts, workers)
+        self._metrics.mm_processing(model.model, decision.mode, decision.reason)
+        if decision.mode == "router":
+            return False
+        check_reachable(model, workers)
+        return True
 
 
 def _stop_ids(model: ServedModel, stops: Sequence[str]) -> tuple[int, ...]:
@@ -286,6 +296,7 @@ def engine_request(
     ids: list[int],
     media: tuple[MediaBatch, ...],
     ticket: Ticket,
+    references: tuple[MediaReference, ...] = (),
 ) -> EngineRequest:
     ticket.prompt_tokens = len(ids)
     return EngineRequest(
@@ -296,5 +307,6 @@ def engine_request(
         sampling=plan.sampling,
         stream=plan.stream,
         media=media,
+        references=references,
         stop_ids=_stop_ids(model, plan.sampling.stop),
     )

@@ -64,7 +64,7 @@ def expand(ids: Sequence[int], anchors: Sequence[int], replacements: Sequence[Re
     places = [
         (position, item)
         for token_id, items in turns.items()
-        for position, item in zip(_positions(ids, token_id), items, strict=True)
+        for position, item in zip(positions(ids, token_id), items, strict=True)
     ]
     expanded: list[int] = []
     structural = [Range(0, 0)] * len(anchors)
@@ -84,7 +84,7 @@ def expand(ids: Sequence[int], anchors: Sequence[int], replacements: Sequence[Re
     return Expanded(expanded, structural, features)
 
 
-def _positions(ids: Sequence[int], token_id: int) -> Iterator[int]:
+def positions(ids: Sequence[int], token_id: int) -> Iterator[int]:
     """Where a token stands, by the list's own search."""
     position = -1
     for _ in range(ids.count(token_id)):

@@ -29,7 +29,15 @@ MEANINGS: Mapping[str, str] = {
     "invalid_multimodal_request": "The model takes no media, not this modality, or not this many items.",
     "multimodal_prompt_contract_mismatch": "The rendered prompt does not hold exactly one anchor for each media item.",
     "multimodal_processing_failed": "A media item could not be fetched, decoded or preprocessed; the message names it.",
-    "multimodal_not_supported": "The engine that would serve the request does not take this modality.",
+    "multimodal_not_supported": "The engine that would serve the request does not take this modality, or, with "
+    "`--mm-processing worker`, no reference can bring it there (sound, an encode worker).",
+    "multimodal_worker_processing_unsupported_model": "`--mm-processing worker`, and vLLM cannot expand this model's "
+    "anchor of this modality.",
+    "multimodal_hint_unsupported_in_worker_mode": "`--mm-processing worker`, and a part carries `fps` or "
+    "`max_long_side_pixel`.",
+    "media_ref_too_large": "A `data:` URL that would be forwarded to a worker is larger than media may be.",
+    "media_ref_scheme_not_accepted": "No worker that takes references fetches URLs of this scheme.",
+    "no_media_ref_capable_worker": "`--mm-processing worker`, and no worker of the model runs a media processor.",
     "multimodal_payload_too_large": "The request's preprocessed media are more than the gateway may hold at all.",
     "multimodal_inflight_budget": "The gateway holds its budget of preprocessed media; try again after `Retry-After`.",
     "malformed_request": "What came is not HTTP, its head is over the limits, or the chunks of its body are broken.",

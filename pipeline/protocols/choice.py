@@ -74,7 +74,8 @@ class Speech:
     """What all choices of one request have said so far.  `continuation`: the beginning of the answer in the prompt."""
 
     def __init__(self, model: ServedModel, request: EngineRequest, reading: Reading, continuation: str = "") -> None:
-        self.tally = Tally(len(request.input_ids))
+        # a worker that expands the prompt itself says how long it is
+        self.tally = Tally(None if request.references else len(request.input_ids))
         self.choices = choices_of(model, request, reading, continuation)
 
     @property

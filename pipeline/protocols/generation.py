@@ -76,8 +76,9 @@ class Api(Protocol):
 
 
 def prompt_bytes(request: EngineRequest) -> int:
-    """What a prompt takes in memory, about: its text, and its ids four bytes each."""
-    return len(request.original_text) + 4 * len(request.input_ids)
+    """What a prompt takes in memory, about: its text, its ids four bytes each, and what of URLs is not in spans."""
+    urls = sum(len(piece) for one in request.references for piece in one.url if isinstance(piece, bytes))
+    return len(request.original_text) + 4 * len(request.input_ids) + urls
 
 
 @contextlib.asynccontextmanager
@@ -150,6 +151,7 @@ class GenerationRoute:
             await generation.aclose()
             usage = answer.tally.usage
             ticket.completion_tokens = usage.completion_tokens
+            ticket.prompt_tokens = usage.prompt_tokens or ticket.prompt_tokens
             self._metrics.tokens(model, endpoint, usage.prompt_tokens, usage.completion_tokens)
 
     async def _prepare(

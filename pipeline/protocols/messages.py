@@ -20,10 +20,11 @@ from pipeline.tooluse import ToolUse, schema_constraint
 
 class Source(msgspec.Struct, frozen=True):
     """Where a picture is.  `data` and `url` stay raw JSON: megabytes are copied once, into their span.  The bytes
-    decide the format, `media_type` says nothing.
+    decide the format; `media_type` is only told on to a worker that processes the picture itself.
     """
 
     type: str
+    media_type: Any = None
     data: RawText | UnsetType = UNSET
     url: RawText | UnsetType = UNSET
 
@@ -307,7 +308,12 @@ def _picture(place: str, source: Source | None) -> MediaPart:
     text = raw_string(getattr(source, name))
     if text is None:
         raise missing(f"{place}.source.{name}")
-    return MediaPart(modality=Modality.IMAGE, url=text, is_bare_base64=source.type == "base64")
+    return MediaPart(
+        modality=Modality.IMAGE,
+        url=text,
+        is_bare_base64=source.type == "base64",
+        media_type=source.media_type if isinstance(source.media_type, str) else "",
+    )
 
 
 def _texts(place: str, content: str | Sequence[Block]) -> Any:

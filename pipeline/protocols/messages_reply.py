@@ -51,11 +51,12 @@ class MessageAnswer(Speech):
         """Frames up to `message_stop`."""
         begun = False
         async for event in events:
+            said = self.read(event)[0]
             if not begun:
                 begun = True
                 first_out()
                 yield frame("message_start", message=self._message([], self.usage.prompt_tokens, 0))
-            for one in self.read(event)[0]:
+            for one in said:
                 for told in self._tell(one):
                     yield told
             if self.ended:

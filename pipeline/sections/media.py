@@ -12,16 +12,15 @@ from pipeline.setting import MEDIA, OBSERVING, seconds, setting, size
 
 class Media(msgspec.Struct, frozen=True):
     processing: Annotated[
-        Literal["auto", "router"],
+        Literal["auto", "router", "worker"],
         setting(
             MEDIA,
             "--mm-processing",
-            "Where media are preprocessed; auto means router until workers can be sent references.",
+            "Where media are processed: here, by vLLM workers sent references, or auto: there if every worker can.",
             variable="SMG_MM_PROCESSING",
             deprecated=True,
             stops=True,
             bad_variable="SMG_MM_PROCESSING: invalid multimodal processing mode '{value}'; expected auto|router|worker",
-            later={"worker": "media references"},
         ),
     ] = "auto"
     image_limit: (

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from pipeline.errors import STATUS_OF_CODE
-from tests.e2e import test_api_cases, test_field_cases, test_golden, test_golden_apis
+from tests.e2e import test_api_cases, test_field_cases, test_golden, test_golden_apis, test_golden_references
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -27,7 +27,8 @@ def proofs(kind: str) -> set[str]:
 def test_what_holds_a_row_exists() -> None:
     names = {
         "golden": {case["case"] for setup in test_golden.SETUPS.values() for case in setup["cases"]}
-        | set(test_golden_apis.BY_NAME),
+        | set(test_golden_apis.BY_NAME)
+        | {case["case"] for setup in test_golden_references.SETUPS.values() for case in setup["cases"]},
         "api": {case["name"] for case in test_api_cases.CASES},
         "field": set(test_field_cases.BY_NAME),
     }
@@ -48,6 +49,8 @@ def test_every_allowed_difference_is_named() -> None:
     golden = test_golden
     allowed = {*golden.REFUSED, *golden.AS_WRITTEN, *golden.SENT, *golden.OTHER_PIXELS, *golden.PLACED}
     allowed |= {*test_golden_apis.REFUSED, *test_golden_apis.AS_WRITTEN, *test_golden_apis.ANNOTATED}
+    references = test_golden_references
+    allowed |= {*references.AS_WRITTEN, *(name for _, name in references.HINTS)}
     assert allowed <= proofs("golden"), allowed - proofs("golden")
     differs = {case["name"] for case in test_api_cases.CASES if case.get("differs")}
     assert differs | set(test_api_cases.LATER) <= proofs("api"), differs - proofs("api")
@@ -76,6 +79,9 @@ def test_figures_are_counted() -> None:
     )
     assert f"{golden} cases, {count} of them" in PAGE
     assert f"in {len(test_golden.SETUPS)} setups" in PAGE
+    references = test_golden_references.SETUPS.values()
+    count = sum(len(setup["cases"]) for setup in references)
+    assert f"{count} requests recorded from both wheels in {len(references)} setups" in PAGE
     cases = test_api_cases.CASES
     here = [case for case in cases if case["path"] not in test_api_cases.LATER_ROUTES]
     assert f"{len(here)} of {len(cases)} are on this version's routes, {len(test_api_cases.LATER)} of them wait" in PAGE

@@ -57,7 +57,7 @@ FLAGS = [
     ("--max-concurrent-requests", "admission.max_concurrent_requests", max(4096, 1024 * usable_cores()), "0", 0),
     ("--max-inflight-body-bytes", "admission.max_inflight_body_bytes", 2 * 536870912, "600000000", 600000000),
     ("--model-alias", "model.aliases", (), "nick=some/model", ("nick=some/model",)),
-    ("--mm-processing", "media.processing", "auto", "router", "router"),
+    ("--mm-processing", "media.processing", "auto", "worker", "worker"),
     ("--mm-per-request-image-limit", "media.image_limit", None, "3", 3),
     ("--multimodal-max-inflight-bytes", "media.inflight_max_bytes", None, "400001", 400001),
     ("--mm-unread-bytes-per-worker", "media.unread_bytes_per_worker", 256 << 20, "0", 0),
@@ -426,14 +426,12 @@ def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
             "--multimodal-tensor-transport rdma",
             "--multimodal-tensor-transport rdma: this version does not yet have an RDMA",
         ),
-        ("--mm-processing worker", "--mm-processing worker: this version does not yet have media references"),
         ("--policy least_load", "cache_aware, round_robin, random, power_of_two, consistent_hashing"),
     ]:
         error = failure(*line.split())
         assert error.exit_code == 1
         assert words in error.message
     for name, text in [
-        ("SMG_MM_PROCESSING", "worker"),
         ("SMG_MM_TENSOR_TRANSPORT", "rdma"),
         ("SMG_TOKENSPEED_MM_TENSOR_TRANSPORT", "rdma"),
         ("SMG_MM_PIXEL_RDMA", "1"),
@@ -562,7 +560,7 @@ def test_summary_tells_value_and_source_of_every_multimodal_setting() -> None:
     line = config.summary()
     assert "\n" not in line
     for words in (
-        "mm_processing=auto, which is router in this version (default)",
+        "mm_processing=auto (default)",
         "multimodal_tensor_transport=auto (env)",
         "multimodal_shm_min_bytes=1 bytes (flag)",
         "SMG_IMAGE_MAX_INPUT_BYTES=5 bytes (env)",

@@ -32,6 +32,7 @@ from tools.fake.tensors import Reader, Refused
 from tools.fake.words import Answer, answer, last_turn, logprobs, sentence, told_to_say
 
 CHUNK_BYTES = 64 * 1024
+REFERENCE_TOKENS = 64  # what an anchor is said to become: nothing is fetched here
 DIGEST_MARKER = "[[digest]]"  # in a prompt: read this request in full although the stand-in is light
 _BUNDLE_NAMES = (
     "tokenizer.json",
@@ -216,7 +217,8 @@ class Engine(rpc.VllmEngineServicer):
     def _message(self, request: Any, seen: Seen, tokens: tuple[int, ...], index: int, end: Answer | None) -> Any:
         """A chunk, or with `end` the completion of one choice."""
         sampling = request.sampling_params
-        facts: dict[str, Any] = {"prompt_tokens": len(seen.input_ids), "completion_tokens": len(tokens), "index": index}
+        prompt = len(seen.input_ids) + (REFERENCE_TOKENS - 1) * len(seen.references)
+        facts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": len(tokens), "index": index}
         if sampling.HasField("logprobs"):
             facts["output_logprobs"] = logprobs(pb, tokens, sampling.logprobs, self._expected.vocabulary)
         if end is None:

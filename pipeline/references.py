@@ -1,0 +1,138 @@
+"""Media references: a request's URLs as they are sent to a worker that fetches and processes the media itself.
+
+What is forwarded is what the client wrote, white space around it taken off.  It is checked as far as that can be done
+without fetching: a data URL by its size, a web address by the gateway's own rule for media hosts (its list of domains,
+and a literal address; what a name resolves to is the worker's affair), everything for being one text that two parsers
+cannot read in two ways.  Which schemes a worker takes is known once it is chosen (`engines.worker`).  Data URLs are
+copied into the input arena, so that the body can go; they stay there until the worker has begun to answer.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from engines.affinity import Mark
+from engines.base import MediaReference, Modality
+from pipeline.address import MediaHostPolicy
+from pipeline.dataurl import DataUrl, HttpUrl, payload_bytes, split_url, url_text
+from pipeline.errors import GatewayError
+from pipeline.intake import COPY_SLICE, Receiver, distinct, failed
+from pipeline.models.base import Anchor, MediaError
+from pipeline.plan import MediaPart
+from pipeline.prompt import positions
+from pipeline.ticket import Ticket
+
+_CONTROL = re.compile(r"[\x00-\x20\x7f]")
+_MEDIA_TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}", re.ASCII)
+_LONG = 512
+_UNSAID = "application/octet-stream"
+
+
+class _Inline(msgspec.Struct, frozen=True):
+    """A data URL that is still in the body; `head`: what the client left out of it."""
+
+    text: memoryview
+    head: bytes = b""
+
+
+class Forwarder:
+    """Checks a request's URLs and brings them where they can wait for a worker."""
+
+    def __init__(self, policy: MediaHostPolicy, receiver: Receiver) -> None:
+        self._policy = policy
+        self._receiver = receiver
+
+    async def take_over(self, parts: Sequence[MediaPart], ticket: Ticket) -> tuple[MediaReference, ...]:
+        """One reference for each part, in their order; what holds their bytes is in the ticket's `inputs` custody.
+
+        Raises `media_ref_too_large` and `multimodal_processing_failed` with the item's index,
+        `multimodal_payload_too_large`.
+        """
+        with ticket.stage("fetch"):
+            groups = distinct(parts)
+            checked = [self._checked(part, positions[0], ticket) for part, positions in groups]
+            inline = [one for one in checked if isinstance(one, _Inline)]
+            lease = await self._receiver.reserve([len(one.text) for one in inline], ticket) if inline else None
+            found: dict[int, MediaReference] = {}
+            spans = iter(range(len(inline)))
+            for (part, positions), one in zip(groups, checked, strict=True):
+                if isinstance(one, _Inline):
+                    assert lease is not None
+                    view = lease.view(next(spans))[: len(one.text)]
+                    await _copy(one.text, view, positions[0])
+                    reference = MediaReference(part.modality, (one.head, view), "data")
+                else:
+                    reference = one
+                found.update(dict.fromkeys(positions, reference))
+        return tuple(found[position] for position in range(len(parts)))
+
+    def _checked(self, part: MediaPart, item: int, ticket: Ticket) -> _Inline | MediaReference:
+        try:
+            if part.is_bare_base64:
+                known = _MEDIA_TYPE.fullmatch(part.media_type)
+                inline = _Inline(memoryview(part.url), f"data:{known[0] if known else _UNSAID};base64,".encode())
+                self._check_size(part.modality, len(inline.text) * 3 // 4, item)
+                return inline
+            url = split_url(part.url)
+            if isinstance(url, DataUrl):
+                self._check_size(part.modality, payload_bytes(url.url), item)
+                return _Inline(url.url)
+            if isinstance(url, HttpUrl):
+                self._check_host(url.url, item, outside=ticket.outside)
+                return _reference(part.modality, url.url, url.url.partition(":")[0].lower())
+            text = url_text(url.url)
+            if _CONTROL.search(text):
+                raise MediaError("media URL holds white space or control characters")
+            return _reference(part.modality, text, url.scheme)
+        except MediaError as error:
+            raise failed(error, item) from None
+
+    def _check_size(self, modality: Modality, nbytes: int, item: int) -> None:
+        limit = self._receiver.max_bytes(modality)
+        if nbytes > limit:
+            raise GatewayError(
+                "media_ref_too_large",
+                f"inline payload is {nbytes} bytes, above the {limit}-byte cap",
+                item=item,
+            )
+
+    def _check_host(self, url: str, item: int, *, outside: bool) -> None:
+        try:
+            self._policy.check_literal(url, outside=outside)
+        except GatewayError as error:
+            raise failed(error.message, item) from None
+
+
+def marks_of(
+    references: Sequence[MediaReference], ids: Sequence[int], anchors: Mapping[Modality, Anchor]
+) -> list[Mark]:
+    """Where each reference stands in the prompt, and a name of it instead of the hash that only its bytes have: the
+    same URL goes to the worker that may have it in its encoder cache.
+    """
+    places = {anchor.token_id: positions(ids, anchor.token_id) for anchor in anchors.values()}
+    return [Mark(next(places[anchors[one.modality].token_id]), 1, _name(one)) for one in references]
+
+
+def _name(reference: MediaReference) -> str:
+    """Of a long URL only its length and ends: data URLs are not read for this."""
+    url = reference.url[-1]
+    ends = bytes(url) if len(url) <= _LONG else b"".join((url[:64], url[-256:]))
+    return hashlib.blake2b(b"%d %b" % (reference.nbytes, ends), digest_size=16).hexdigest()
+
+
+def _reference(modality: Modality, url: str, scheme: str) -> MediaReference:
+    return MediaReference(modality, (url.encode(),), scheme)
+
+
+async def _copy(text: memoryview, target: memoryview, item: int) -> None:
+    """A large one in slices, between which other requests get their turn."""
+    for begin in range(0, len(text), COPY_SLICE):
+        if begin:
+            await asyncio.sleep(0)
+        piece = bytes(text[begin : begin + COPY_SLICE])
+        if not piece.isascii():  # a message's string must be UTF-8, and base64 is less
+            raise failed("data URL holds characters that are not ASCII", item)
+        target[begin : begin + len(piece)] = piece
