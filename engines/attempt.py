@@ -32,6 +32,10 @@ READER_PATIENCE_S = 2.0
 LAST_WORD_S = 2.0
 """How long an engine that has ended every choice may take to end the call as well."""
 
+# UNAVAILABLE with these words first says nothing about the worker: a media host is down that a client named, or too
+# many requests came at once
+_BLAMELESS = ("media_refs[", "worker is saturated")
+
 _MESSAGES_A_TURN = 32  # messages that are there already are read without waiting: other requests must get their turn
 
 
@@ -98,7 +102,8 @@ class Attempt:
         except EngineError as error:
             error.worker = error.worker or worker.url
             error.started = error.started or self._has_answered
-            if self._is_sent and self._trial.failed(error.status):
+            is_blamed = self._is_sent and not error.message.startswith(_BLAMELESS)
+            if is_blamed and self._trial.failed(error.status):
                 around.observer.breaker_outcome(worker.url, failed=True)
             raise
         finally:

@@ -187,3 +187,21 @@ async def test_causes(bench, status: str, details: str, attempts: int) -> None:
             await bench.events(asking())
         assert (refused.value.status, refused.value.message) == (status, details)
         assert len(served.received) == attempts and bench.free == [False]
+
+
+@pytest.mark.parametrize(
+    ("details", "state"),
+    [
+        ("media_refs[0]: fetch failed: 503", "closed"),  # a client must not be able to shut a worker out
+        ("worker is saturated: 64 multimodal requests in flight and as many waiting", "closed"),
+        ("sidecar_unavailable: redis is down", "open"),
+    ],
+)
+async def test_what_a_worker_is_blamed_for(bench, details: str, state: str) -> None:
+    async with engine(server_info=PROCESSOR) as served:
+        (worker,) = await bench.add(served)
+        served.otherwise = fails("UNAVAILABLE", details)
+        for _ in range(2):
+            with pytest.raises(EngineError):
+                await bench.events(asking())
+        assert len(served.received) == 10 and worker.breaker.state.value == state
