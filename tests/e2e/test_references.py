@@ -67,6 +67,7 @@ def test_usage_of_chat_is_what_the_worker_tells(gateway: Running, stream: bool) 
     assert len(record["references"]) == 2 and record["media"] == []
     assert usage["prompt_tokens"] == prompt_tokens(record)
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    until(lambda: gateway.access(answer.headers["x-request-id"]), what="the access line")
     (line,) = gateway.access(answer.headers["x-request-id"])
     assert f"prompt_tokens={prompt_tokens(record)} " in line
 
