@@ -6,46 +6,35 @@ taken, so small requests pass large ones.  Channels connect when they are first 
 
 Every foreign error becomes `engines.base.EngineError` here: the status an engine gives is kept, a lost connection is
 UNAVAILABLE, a local time-out of a unary call DEADLINE_EXCEEDED.  No gRPC deadline is sent, nothing is retried.
-`engines.scatter` sends the messages, `engines.link` is the connection.
+`engines.call` is the call, `engines.scatter` sends large messages, `engines.link` is the connection.
 """
 
 import asyncio
 import functools
 import os
 import ssl
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError, Message
-from grpclib.client import Stream as Call
-from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, StreamTerminatedError
-from grpclib.protocol import Buffer
-from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 
 from engines.base import EngineError
-from engines.link import CallWrapper, EngineChannel, EngineProtocol
-from engines.scatter import MAX_MESSAGE_BYTES, Drain, send_message
+from engines.call import Call, Unreadable
+from engines.link import EngineChannel
+from engines.scatter import MAX_MESSAGE_BYTES, Drain
 from engines.wire import Part, nbytes_of
 
 Reply = TypeVar("Reply", bound=Message)
 
 SENDING_CHANNELS = 3
-MOST_REPLY_BYTES = 64 << 20
-"""A longer reply is none: an answer of 256 thousand tokens with twenty rivals each is shorter."""
 _MESSAGE_CHARACTERS = 1000
 
 
-class Unreadable(Exception):
-    """An answer that grpclib does not foresee: a reply of more than MOST_REPLY_BYTES, headers without a status."""
-
-
-# what grpclib raises for an answer it cannot take apart: cut short, compressed, no message of that type
-_BROKEN_ANSWER = (AssertionError, NotImplementedError, DecodeError, struct.error, Unreadable)
+_BROKEN_ANSWER = (DecodeError, Unreadable)
 
 
 class Address(NamedTuple):
@@ -108,42 +97,32 @@ class Stream(Generic[Reply]):
         metadata: Mapping[str, str] | None,
         *,
         worker: str,
-        scatter: bool,
     ) -> None:
         self.sent = Drain()
         self.started = False
         self._channel = channel
         self._parts = parts
+        self._reply_type = reply_type
         self._worker = worker
-        self._scatter = scatter
-        self._is_over = False
-        self._call: Call[bytes, Reply] | None = channel.request(
-            path, Cardinality.UNARY_STREAM, bytes, reply_type, metadata=metadata
-        )
+        self._call: Call | None = Call(channel, path, tuple(metadata.items()) if metadata else ())
 
     async def __aenter__(self) -> Self:
-        call, parts = cast("Call[bytes, Reply]", self._call), self._parts
+        call, parts = cast(Call, self._call), self._parts
         self._parts = ()
-        await call.__aenter__()
-        call._wrapper = CallWrapper()
         try:
-            await call.send_request()
-            call._stream.recv_data = functools.partial(  # type: ignore[method-assign]
-                _receive, call._stream.buffer
-            )
             await self._send(call, parts)
         except BaseException as error:
-            await self._fail(error)
+            self._fail(error)
         return self
 
-    async def _send(self, call: "Call[bytes, Reply]", parts: Sequence[Part]) -> None:
+    async def _send(self, call: Call, parts: Sequence[Part]) -> None:
         nbytes = nbytes_of(parts)
         if nbytes > MAX_MESSAGE_BYTES:
             message = f"a message of {nbytes} bytes is over protobuf's limit of {MAX_MESSAGE_BYTES}"
             raise EngineError("INVALID_ARGUMENT", message, worker=self._worker)
         self._channel.unsent_bytes += nbytes
         try:
-            await send_message(call, parts, self.sent, scatter=self._scatter)
+            await call.send(parts, self.sent)
         finally:
             self._channel.unsent_bytes -= nbytes
 
@@ -152,18 +131,15 @@ class Stream(Generic[Reply]):
 
     async def __anext__(self) -> Reply:
         call = self._call
-        if call is None or self._is_over:
+        if call is None:
             raise StopAsyncIteration
         try:
-            reply = await call.recv_message()
-            if reply is None:
-                await call.recv_trailing_metadata()
-        except (LookupError, TypeError, ValueError) as error:
-            await self._fail(Unreadable(repr(error)))
+            data = await call.reply()
+            reply = None if data is None else self._reply_type.FromString(data)
         except BaseException as error:
-            await self._fail(error)
+            self._fail(error)
         if reply is None:
-            self._is_over = True
+            self._end()
             raise StopAsyncIteration
         self.started = True
         return reply
@@ -171,51 +147,25 @@ class Stream(Generic[Reply]):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        await self._end(None)
+        self._end()
 
-    async def _fail(self, error: BaseException) -> NoReturn:
+    def _fail(self, error: BaseException) -> NoReturn:
         """End the call and raise what `error` means."""
-        try:
-            await self._end(error)
-        except GRPCError as status:  # the stream was cut off, but its status had come before
-            error = status
+        call = self._call
+        self._end()
+        if isinstance(error, StreamTerminatedError) and call is not None:
+            error = call.status() or error  # the stream was cut off, but its status had come before
         translated = translate(error)
         if translated is None:
             raise error
         raise EngineError(*translated, started=self.started, worker=self._worker) from error
 
-    async def _end(self, error: BaseException | None) -> None:
-        """Reset the stream unless it is over, let go of grpclib's call.  Never waits; may raise GRPCError."""
+    def _end(self) -> None:
+        """Reset the stream unless it is over.  Never waits; harmless when repeated."""
         call, self._call = self._call, None
-        if call is None:
-            return
-        try:
-            if not call._send_request_done:
-                return
-            stream = call._stream
-            if stream.closable:
-                stream.reset_nowait(ErrorCodes.CANCEL)
-                stream.connection.flush()  # also when the transport is paused: the frame waits there
-            call._cancel_done = True
-            await call.__aexit__(type(error) if error else None, error, None)
-        finally:
-            self._settle_drain(call)
-
-    def _settle_drain(self, call: "Call[bytes, Reply]") -> None:
-        if self.sent.is_set():
-            return
-        protocol = call._stream._transport.get_protocol() if call._send_request_done else None
-        if isinstance(protocol, EngineProtocol) and protocol.feeder.holds(self.sent):
-            protocol.limit_drain(self.sent)
-        else:
-            self.sent.set()
-
-
-async def _receive(buffer: Buffer, nbytes: int) -> bytes:
-    """As `grpclib.protocol.Stream.recv_data`, which lets a peer announce four gigabytes and waits for them."""
-    if nbytes > MOST_REPLY_BYTES:
-        raise Unreadable(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
-    return await buffer.read(nbytes)
+        if call is not None:
+            call.settle(self.sent)
+            call.close()
 
 
 def translate(error: BaseException) -> tuple[str, str] | None:
@@ -249,8 +199,7 @@ def _reason(error: OSError) -> str:
 class WorkerChannels:
     """All connections to one worker.  Make it inside a running loop; `close` it in the end.
 
-    `scatter` False sends everything by grpclib's own path; `tls` replaces the default context of a grpcs URL.
-    ValueError for a URL that is none.
+    `tls` replaces the default context of a grpcs URL.  ValueError for a URL that is none.
     """
 
     def __init__(
@@ -259,11 +208,9 @@ class WorkerChannels:
         *,
         connect_timeout_s: float = 10.0,
         sending_channels: int = SENDING_CHANNELS,
-        scatter: bool = True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.url = url
-        self._scatter = scatter
         self._is_closed = False
         address = parse_url(url)
         context = (tls or default_tls()) if address.is_tls else None
@@ -302,7 +249,7 @@ class WorkerChannels:
         """A call with many replies on the control channel (GetTokenizer, SubscribeKvEvents)."""
         self._refuse_when_closed()
         parts = [request.SerializeToString()]
-        return Stream(self._control, path, parts, reply_type, metadata, worker=self.url, scatter=False)
+        return Stream(self._control, path, parts, reply_type, metadata, worker=self.url)
 
     def stream(
         self, path: str, parts: Sequence[Part], reply_type: type[Reply], *, metadata: Mapping[str, str] | None = None
@@ -310,7 +257,7 @@ class WorkerChannels:
         """A generation: `parts` joined are the request message; they are sent as they lie (`Stream.sent`)."""
         self._refuse_when_closed()
         channel = min(self._senders, key=lambda sender: sender.unsent_bytes)
-        return Stream(channel, path, parts, reply_type, metadata, worker=self.url, scatter=self._scatter)
+        return Stream(channel, path, parts, reply_type, metadata, worker=self.url)
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Call `on_lost()` when a control connection made from now on is gone: the engine may be another one then."""

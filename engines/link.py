@@ -1,13 +1,14 @@
 """One HTTP/2 connection to an engine worker: grpclib's channel, with what it leaves to be desired.
 
-grpclib 0.4.9 is kept for frames, headers and calls.  Corrected here, each because it was seen to hurt:
+grpclib 0.4.9 and h2 are kept for connections, settings, windows and all frames that are not plain; the calls are ours
+(`engines.call`), and so are the frames that every call is made of (`engines.frames`).  Corrected here, each because it
+was seen to hurt:
 * an answer that is complete survives a RST_STREAM, GOAWAY or lost connection behind it (grpclib drops it), and stops
   a send that still waits for a window;
 * a GOAWAY without an error lets the calls under way finish (grpclib ends them: every rolling restart of an engine
   would break its generations); new calls get a new connection;
 * whoever waits for a connection that dies is woken, also before a stream exists;
-* a task that grpclib has woken by cancelling it keeps no trace of that (`Task.cancelling`), and an outer cancellation
-  wins;
+* a connection that has used all its stream numbers is left for another one (grpclib: no call succeeds any more);
 * keepalive pings go out every 30 s when nothing was heard, also when idle (grpclib: at most two, 300 s apart), and a
   silent peer is aborted (grpclib: closed, which waits for the unsent bytes for ever);
 * callers share one attempt to connect, with a time limit.
@@ -23,24 +24,32 @@ import socket
 import ssl
 import weakref
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, cast
+from typing import cast
 
 from grpclib.client import Channel, Handler
 from grpclib.config import Configuration
-from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import StreamTerminatedError
 from grpclib.protocol import EventsProcessor, H2Protocol
-from grpclib.protocol import Stream as Http2Stream
-from grpclib.utils import Wrapper
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, Event, RemoteSettingsChanged, StreamEnded, StreamReset, WindowUpdated
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
 from h2.exceptions import FrameTooLargeError
 from hyperframe.frame import Frame, GoAwayFrame
 
-from engines.scatter import AnsweredEarly, Drain, Feeder
+from engines.call import Call
+from engines.frames import FrameReader, Headers
+from engines.scatter import Drain, Feeder
 
 log = logging.getLogger(__name__)
 
@@ -59,63 +68,14 @@ CLOSE_LIMIT_S = 1.0
 _SHUTTING_DOWN = "The worker closes the connection"
 
 
-class CallWrapper(Wrapper):
-    """grpclib's way to wake the tasks inside a call, without leaving them marked as cancelled.
-
-    `cancel(error)` ends the call: every later step raises `error` too.  `interrupt()` ends only the step under way,
-    with AnsweredEarly.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._entered: dict[asyncio.Task[Any], int] = {}  # cancellation requests the task came with
-        self._woken: set[asyncio.Task[Any]] = set()
-        self._interrupted = False
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._entered[task] = task.cancelling()
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._tasks.discard(task)
-        before = self._entered.pop(task)
-        interrupted, self._interrupted = self._interrupted, False
-        if task in self._woken:
-            self._woken.discard(task)
-            if task.uncancel() > before:
-                return  # cancelled from outside as well: that goes on
-        elif exc_type is not None:
-            return
-        if self._error is not None:
-            raise self._error
-        if interrupted:
-            raise AnsweredEarly
-
-    def cancel(self, error: Exception) -> None:
-        self._error = self._error or error
-        self.cancelled = True
-        self._wake()
-
-    def interrupt(self) -> None:
-        self._interrupted = bool(self._tasks)
-        self._wake()
-
-    def _wake(self) -> None:
-        for task in self._tasks - self._woken:
-            self._woken.add(task)
-            task.cancel()
-
-
 class Events(EventsProcessor):
     """What a connection does with what it hears."""
 
     def __init__(self, protocol: "EngineProtocol") -> None:
         super().__init__(protocol.handler, protocol.connection)
         self._protocol = protocol
+        self.calls: dict[int, Call] = {}
+        """By stream; grpclib's own `streams` stay empty."""
         self._closed_because: str | None = None
         self._is_retiring = False
 
@@ -123,67 +83,92 @@ class Events(EventsProcessor):
         if event.__class__ in getattr(self, "processors", ()):  # what HTTP/2 says to ignore is no error
             super().process(event)
 
-    def register(self, stream: Http2Stream) -> Callable[[], None]:
-        if self._closed_because is not None:  # nobody would ever wake it
+    @property
+    def is_open(self) -> bool:
+        return self._closed_because is None
+
+    def check_open(self) -> None:
+        """StreamTerminatedError when the connection takes no call any more."""
+        if self._closed_because is not None:
             raise StreamTerminatedError(self._closed_because)
         if self._is_retiring:
-            self.connection._connection.reset_stream(cast(int, stream.id))
             raise StreamTerminatedError(_SHUTTING_DOWN)
-        release = super().register(stream)
 
-        def release_stream() -> None:
-            release()
-            self._close_when_done()
+    def enter(self, call: Call) -> None:
+        """From now on `call` is told what its stream receives."""
+        self.calls[call.id] = call
 
-        return release_stream
+    def leave(self, call: Call) -> None:
+        self.calls.pop(call.id, None)
+        self.connection.stream_close_waiter.set()
+        self._close_when_done()
+
+    def retire(self) -> None:
+        """Take no new calls, and end with the last one."""
+        self._is_retiring = True
+        self.handler.close()  # the channel makes another connection for new calls
+        self.connection.stream_close_waiter.set()
+        self._close_when_done()
+
+    def process_response_received(self, event: ResponseReceived) -> None:
+        if (call := self.calls.get(event.stream_id)) is not None:
+            call.headers = _headers(event)
+            call.wake()
+
+    def process_trailers_received(self, event: TrailersReceived) -> None:
+        if (call := self.calls.get(event.stream_id)) is not None:
+            call.trailers = _headers(event)
+
+    def process_data_received(self, event: DataReceived) -> None:
+        if (call := self.calls.get(event.stream_id)) is not None:
+            call.arrived(event.data, event.flow_controlled_length)
+        else:
+            self.connection.ack(event.stream_id, event.flow_controlled_length)
 
     def process_connection_terminated(self, event: ConnectionTerminated) -> None:
         """GOAWAY: without an error the streams that the peer has seen go on, and the connection ends with the last."""
         if event.error_code is not ErrorCodes.NO_ERROR:
             super().process_connection_terminated(event)
             return
-        self._is_retiring = True
-        self.handler.close()  # the channel makes another connection for new calls
-        for stream_id, stream in self.streams.items():
+        for stream_id, call in self.calls.items():
             if stream_id > (event.last_stream_id or 0):
-                stream.__terminated__(_SHUTTING_DOWN)
-        self.connection.stream_close_waiter.set()
-        self._close_when_done()
+                call.terminate(_SHUTTING_DOWN)
+        self.retire()
 
     def _close_when_done(self) -> None:
-        if self._is_retiring and not self.streams:
+        if self._is_retiring and not self.calls:
             self.close(_SHUTTING_DOWN)
 
     def process_window_updated(self, event: WindowUpdated) -> None:
-        super().process_window_updated(event)
         self._protocol.feeder.wake()
 
     def process_remote_settings_changed(self, event: RemoteSettingsChanged) -> None:
-        super().process_remote_settings_changed(event)
         self._protocol.feeder.wake()
 
     def process_stream_ended(self, event: StreamEnded) -> None:
-        super().process_stream_ended(event)
-        self._protocol.feeder.answered(event.stream_id)
+        if (call := self.calls.get(event.stream_id)) is not None:
+            call.ended()
 
     def process_stream_reset(self, event: StreamReset) -> None:
-        stream = self.streams.get(event.stream_id)
-        if stream is None or not is_answered(stream):  # behind a complete answer it only means "send no more"
-            super().process_stream_reset(event)
+        """Behind a complete answer it only means "send no more"."""
+        if (call := self.calls.get(event.stream_id)) is not None:
+            call.terminate(f"Stream reset by remote party, error_code: {event.error_code}")
 
     def close(self, reason: str = "Connection closed") -> None:
         """End the connection; complete answers stay readable, all other calls get StreamTerminatedError(reason)."""
         self._closed_because = self._closed_because or reason
-        for stream in self.streams.values():
-            if is_answered(stream):
-                stream.wrapper = None
-                stream.buffer._ack_callback = _acknowledge_nothing
         super().close(reason)
+        for call in self.calls.values():
+            call.terminate(reason)
         self._protocol.limit_close()
-        # who waits for the socket or for a free stream goes on, and learns from `register` that it is too late
+        # who waits for the socket or for a free stream goes on, and learns from `check_open` that it is too late
         self.connection._connection.streams.clear()
         self.connection.write_ready.set()
         self.connection.stream_close_waiter.set()
+
+
+def _headers(event: ResponseReceived | TrailersReceived) -> Headers:
+    return tuple((str(name), str(value)) for name, value in event.headers or ())
 
 
 def _receive_goaway(h2: H2Connection, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
@@ -195,20 +180,14 @@ def _receive_goaway(h2: H2Connection, frame: GoAwayFrame) -> tuple[list[Frame], 
     return [], [event]
 
 
-def is_answered(stream: Http2Stream) -> bool:
-    """Whether the engine's answer is complete (END_STREAM came)."""
-    return bool(stream.buffer._eof)
-
-
-def _acknowledge_nothing(_nbytes: int) -> None:
-    """The inbound window of a connection that is gone."""
-
-
 class EngineProtocol(H2Protocol):
     """The protocol of one connection: write limits, keepalive, drain."""
 
+    h2: H2Connection
     feeder: Feeder
+    processor: Events
     on_lost: Callable[[], None] | None = None
+    _frames: FrameReader
     _transport: asyncio.Transport
 
     def __init__(self, handler: Handler, config: Configuration, h2_config: H2Configuration) -> None:
@@ -229,19 +208,30 @@ class EngineProtocol(H2Protocol):
         self._transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
         self.feeder = Feeder(self.connection, self._transport)
         self.processor = Events(self)
-        h2 = self.connection._connection
+        self.h2 = h2 = self.connection._connection
         h2._frame_dispatch_table[GoAwayFrame] = functools.partial(_receive_goaway, h2)
+        self._frames = FrameReader(h2, self.processor.calls, self._receive_by_h2)
         self._ping_timer = self._loop.call_later(KEEPALIVE_S, self._check_alive)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         try:
-            super().data_received(data)
-            self._check_frame_length()
+            self._frames.read(data)
         except Exception as error:  # grpclib foresees what breaks the protocol's rules, and no more
             log.warning("an engine's frames cannot be read: %r", error)
             self.processor.close("The worker's frames cannot be read")
             self._transport.abort()
+
+    def _receive_by_h2(self, data: bytes) -> bool:
+        super().data_received(data)
+        if not self.processor.is_open:
+            return False
+        self._check_frame_length()
+        return True
+
+    def write(self, data: bytes) -> None:
+        """Whole frames, now; the caller has seen that the connection is writable."""
+        self._transport.write(data)
 
     def _check_frame_length(self) -> None:
         """h2 looks at the length of a frame when all of it is there: noise would be waited for, up to 16 MiB of it."""
@@ -300,26 +290,17 @@ def _set_tcp_keepalive(sock: socket.socket | None) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, TCP_KEEPALIVE_S)
 
 
-class BytesCodec(ProtoCodec):
-    """Protobuf, but a request that is already bytes goes out as it is."""
-
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        if isinstance(message, bytes):
-            return message
-        return super().encode(message, message_type)
-
-
 class EngineChannel(Channel):
     """A channel that connects when a call needs it, again after every loss; concurrent callers share the attempt.
 
-    `__connect__` raises OSError (ConnectionError, TimeoutError, ssl.SSLError, socket.gaierror included).
+    `connected` raises OSError (ConnectionError, TimeoutError, ssl.SSLError, socket.gaierror included).
     """
 
     def __init__(self, host: str, port: int, *, tls: ssl.SSLContext | None, connect_timeout_s: float) -> None:
         config = Configuration(
             http2_stream_window_size=STREAM_WINDOW_BYTES, http2_connection_window_size=CONNECTION_WINDOW_BYTES
         )
-        super().__init__(host, port, ssl=tls, codec=BytesCodec(), config=config)
+        super().__init__(host, port, ssl=tls, config=config)
         self._h2_config.header_encoding = "latin-1"  # an engine's words that are not ASCII must not end the connection
         self._connect_timeout_s = connect_timeout_s
         self._attempt: asyncio.Task[None] | None = None
@@ -339,9 +320,17 @@ class EngineChannel(Channel):
         self._protocols.add(protocol)
         return protocol
 
-    async def __connect__(self) -> H2Protocol:
+    @property
+    def scheme(self) -> str:
+        return self._scheme
+
+    @property
+    def authority(self) -> str:
+        return self._authority
+
+    async def connected(self) -> EngineProtocol:
         if self._connected:
-            return cast(H2Protocol, self._protocol)
+            return cast(EngineProtocol, self._protocol)
         if self._attempt is None:
             self._attempt = self._loop.create_task(self._connect_in_time())
             self._attempt.add_done_callback(self._attempt_over)
@@ -354,7 +343,7 @@ class EngineChannel(Channel):
             raise ConnectionError("Channel closed") from None
         if not self._connected:
             raise ConnectionError("Connection lost")
-        return cast(H2Protocol, self._protocol)
+        return cast(EngineProtocol, self._protocol)
 
     async def _connect_in_time(self) -> None:
         try:

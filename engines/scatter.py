@@ -1,4 +1,4 @@
-"""Sends a message of many buffers on a grpclib call without copying it.
+"""Sends a message of many buffers over a connection of grpclib without copying it.
 
 Theory of operation.  One `Feeder` belongs to each connection.  A message in it (`Outgoing`) is a queue of views; on
 every turn the feeder takes up to `SLICE_BYTES` of one message, cuts them into DATA frames that fit both flow-control
@@ -13,22 +13,21 @@ answered) or dropped (call cancelled, stream reset, connection lost).  Its `Drai
 feeder's hands and the transport's buffer has been empty since, or the connection is gone.  Nobody may write to the
 buffers before that.
 
-The stock path (grpclib's own `send_message`, about eight copies of every byte) serves messages below
-`SCATTER_MIN_BYTES`, whoever switches scattering off, and a grpclib or h2 whose internals look different.  Figures
-for 50 MiB messages to grpcio: stock 0.23 CPU s per 100 MiB, the loop held for 60 ms; here 0.027 s and 2 to 5 ms.
+Messages below `SCATTER_MIN_BYTES` go out with their headers in one piece when they fit (`engines.call`).  grpclib's
+own way makes about eight copies of every byte.  Figures for 50 MiB messages to grpcio: grpclib 0.23 CPU s per 100 MiB,
+the loop held for 60 ms; here 0.027 s and 2 to 5 ms (`tools/sending.py`).
 """
 
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
-
-from grpclib.client import Stream as Call
-from grpclib.protocol import Stream as Http2Stream
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from engines.wire import Part, nbytes_of
+
+if TYPE_CHECKING:
+    from engines.call import Call
 
 SLICE_BYTES = 1 << 20
 """Most bytes handed to the transport in one callback: 0.2 to 0.6 ms of kernel copying."""
@@ -76,15 +75,11 @@ class Drain:
         self._callbacks.clear()
 
 
-class AnsweredEarly(Exception):
-    """The engine's answer was complete before the message was; reading tells what it said."""
-
-
 class Outgoing:
     """One message on its way out; `result` becomes True (sent) or False (stopped early)."""
 
-    def __init__(self, stream: Http2Stream, parts: Sequence[Part], drain: Drain) -> None:
-        self.stream = stream
+    def __init__(self, call: "Call", parts: Sequence[Part], drain: Drain) -> None:
+        self.call = call
         self.drain = drain
         self.result: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._views = _grpc_message(parts)
@@ -119,6 +114,10 @@ class Outgoing:
         if not self.result.done():
             self.result.set_result(sent)
 
+    def fail(self, error: Exception) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
 
 def _grpc_message(parts: Sequence[Part]) -> deque[memoryview]:
     """Length prefix (uncompressed) and `parts` as byte views; small neighbours joined."""
@@ -151,26 +150,11 @@ class Feeder:
         self._queue: deque[Outgoing] = deque()
         self._in_transport: set[Outgoing] = set()
         self._turn: asyncio.Handle | None = None
-        self._sending: dict[int, Callable[[], None]] = {}
 
     @property
     def is_idle(self) -> bool:
         """No message waits, and no buffer is left in the transport."""
-        return not self._queue and not self._in_transport and self._turn is None and not self._sending
-
-    @contextmanager
-    def stopped_by_answer(self, stream: Http2Stream, stop: Callable[[], None]) -> Iterator[None]:
-        """While inside, a complete answer on `stream` calls `stop`: nobody reads the rest of the message."""
-        self._sending[cast(int, stream.id)] = stop
-        try:
-            yield
-        finally:
-            del self._sending[cast(int, stream.id)]
-
-    def answered(self, stream_id: int) -> None:
-        stop = self._sending.get(stream_id)
-        if stop is not None:
-            stop()
+        return not self._queue and not self._in_transport and self._turn is None
 
     def holds(self, drain: Drain) -> bool:
         """Whether buffers of the message with this drain may still be sent."""
@@ -235,13 +219,12 @@ class Feeder:
 
     def _fail(self, outgoing: Outgoing, error: Exception) -> None:
         self.remove(outgoing)
-        if not outgoing.result.done():
-            outgoing.result.set_exception(error)
+        outgoing.fail(error)
 
     def _send_slice(self, outgoing: Outgoing) -> bool:
         """Hand one slice to the transport; False when the stream's window is closed."""
-        stream = outgoing.stream
-        window = self._h2.local_flow_control_window(stream.id)  # raises when the stream is closed
+        call = outgoing.call
+        window = self._h2.local_flow_control_window(call.id)  # raises when the stream is closed
         nbytes = min(window, SLICE_BYTES, outgoing.left)
         if nbytes <= 0:
             return False
@@ -249,17 +232,14 @@ class Feeder:
         left, frame_bytes = nbytes, self._h2.max_outbound_frame_size
         while left:
             size = min(left, frame_bytes)
-            pieces.append(struct.pack(">HBBBL", size >> 8, size & 0xFF, _DATA, 0, stream.id))
+            pieces.append(struct.pack(">HBBBL", size >> 8, size & 0xFF, _DATA, 0, call.id))
             pieces += outgoing.take(size)
             left -= size
-        self._h2.streams[stream.id].outbound_flow_control_window -= nbytes
+        self._h2.streams[call.id].outbound_flow_control_window -= nbytes
         self._h2.outbound_flow_control_window -= nbytes
         self._transport.writelines(pieces)
-        stream.data_sent += nbytes
-        self._connection.data_sent += nbytes
-        self._connection.data_send_process()
         if not outgoing.left:
-            self._h2.end_stream(stream.id)  # an empty frame with END_STREAM
+            self._h2.end_stream(call.id)  # an empty frame with END_STREAM
             self._connection.flush()
             outgoing.finish(True)
         self._note_drain(outgoing)
@@ -270,63 +250,3 @@ class Feeder:
             self._in_transport.add(outgoing)
         elif not outgoing.left:
             outgoing.drain.set()
-
-
-def feeder_of(call: Call[Any, Any]) -> Feeder | None:
-    """The feeder of the call's connection, when grpclib and h2 look as scattering needs them (pinned in setup.cfg)."""
-    stream = call._stream
-    h2 = stream._h2_connection
-    needed: tuple[tuple[object, tuple[str, ...]], ...] = (
-        (call, ("_wrapper", "_send_message_done", "_end_done")),
-        (stream, ("data_sent",)),
-        (stream.connection, ("write_ready", "data_sent", "data_send_process", "flush", "_connection")),
-        (h2, ("outbound_flow_control_window", "max_outbound_frame_size", "local_flow_control_window", "end_stream")),
-        (h2.streams.get(cast(int, stream.id)), ("outbound_flow_control_window",)),
-        (stream._transport, ("writelines", "get_write_buffer_size", "get_protocol")),
-    )
-    if not all(hasattr(thing, name) for thing, names in needed for name in names):
-        return None
-    return getattr(stream._transport.get_protocol(), "feeder", None)
-
-
-async def send_message(call: Call[Any, Any], parts: Sequence[Part], drain: Drain, *, scatter: bool = True) -> None:
-    """Send `parts` as the one message of `call` and end the outgoing stream.
-
-    `call` is entered and its request headers are sent.  The buffers stay untouched until `drain` is set: by this
-    function, or later by the connection while its feeder `holds` the drain.  Returns also when the engine has answered
-    early: reading tells what it said.  Errors: grpclib's StreamTerminatedError (stream reset, connection lost), h2's
-    errors, CancelledError; TypeError or BufferError for a buffer that is not contiguous.  After any of them the caller
-    resets the stream.
-    """
-    feeder = feeder_of(call) if scatter and nbytes_of(parts) >= SCATTER_MIN_BYTES else None
-    if feeder is None:
-        await _send_stock(call, b"".join(parts), drain)
-    else:
-        await _send_scattered(call, Outgoing(call._stream, parts, drain), feeder)
-    call._send_message_done = call._end_done = True
-
-
-async def _send_scattered(call: Call[Any, Any], outgoing: Outgoing, feeder: Feeder) -> None:
-    with call._wrapper, feeder.stopped_by_answer(outgoing.stream, outgoing.stop):
-        feeder.add(outgoing)
-        try:
-            await outgoing.result
-        finally:
-            feeder.remove(outgoing)
-
-
-async def _send_stock(call: Call[Any, Any], message: bytes, drain: Drain) -> None:
-    drain.set()  # `message` is a copy
-    try:
-        with _interrupted_by_answer(call):
-            await call.send_message(message, end=True)
-    except AnsweredEarly:
-        pass
-
-
-def _interrupted_by_answer(call: Call[Any, Any]) -> AbstractContextManager[None]:
-    feeder = getattr(call._stream._transport.get_protocol(), "feeder", None)
-    interrupt = getattr(call._wrapper, "interrupt", None)
-    if feeder is None or interrupt is None:
-        return nullcontext()
-    return cast(Feeder, feeder).stopped_by_answer(call._stream, interrupt)

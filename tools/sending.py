@@ -20,12 +20,15 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from grpclib.client import Channel, UnaryStreamMethod
+from grpclib.encoding.proto import ProtoCodec
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines.channel import WorkerChannels
-from engines.wire import field, splice
+from engines.wire import Part, field, splice
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
+METHOD = f"/{SERVICE}/Generate"
 MIB = 1 << 20
 
 
@@ -48,11 +51,44 @@ async def serve() -> None:
     await server.wait_for_termination()
 
 
-async def send(channels: WorkerChannels, pixels: memoryview) -> None:
+class BytesCodec(ProtoCodec):
+    """A request that is already bytes goes out as it is."""
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        return bytes(message)
+
+
+class Ours:
+    name = "scatter"
+
+    def __init__(self, port: int) -> None:
+        self._channels = WorkerChannels(f"127.0.0.1:{port}")
+
+    async def answers(self, message: list[Part]) -> list[Any]:
+        async with self._channels.stream(METHOD, message, pb.GenerateResponse) as stream:
+            return [answer async for answer in stream]
+
+    def close(self) -> None:
+        self._channels.close()
+
+
+class AsItComes:
+    name = "grpclib"
+
+    def __init__(self, port: int) -> None:
+        self._channel = Channel("127.0.0.1", port, codec=BytesCodec())
+        self._generate = UnaryStreamMethod(self._channel, METHOD, bytes, pb.GenerateResponse)
+
+    async def answers(self, message: list[Part]) -> list[Any]:
+        return await self._generate(b"".join(message))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+async def send(channel: Ours | AsItComes, pixels: memoryview) -> None:
     message = splice(b"", field((7, 2, 1), [pixels]))  # GenerateRequest.mm_inputs.pixel_values.inline
-    stream = channels.stream(f"/{SERVICE}/Generate", message, pb.GenerateResponse)
-    async with stream:
-        answers = [answer async for answer in stream]
+    answers = await channel.answers(message)
     assert answers[0].complete.finish_reason == str(len(pixels))
 
 
@@ -63,21 +99,20 @@ async def watch(lags: list[float]) -> None:
         lags.append(time.perf_counter() - begun - 0.001)
 
 
-async def measure(port: int, pixels: memoryview, calls: int, scatter: bool) -> None:
-    channels = WorkerChannels(f"127.0.0.1:{port}", scatter=scatter)
-    await send(channels, pixels)
+async def measure(channel: Ours | AsItComes, pixels: memoryview, calls: int) -> None:
+    await send(channel, pixels)
     lags: list[float] = []
     watcher = asyncio.create_task(watch(lags))
     await asyncio.sleep(0.01)
     cpu, begun = cpu_s(), time.perf_counter()
     for _ in range(calls):
-        await send(channels, pixels)
+        await send(channel, pixels)
     cpu, wall = cpu_s() - cpu, time.perf_counter() - begun
     watcher.cancel()
-    channels.close()
+    channel.close()
     sent, lags = len(pixels) * calls / MIB, sorted(lags)
     print(
-        f"{'scatter' if scatter else 'grpclib'}  {cpu * 100 / sent:.3f} CPU s / 100 MiB  {sent / wall:6.0f} MiB/s  "
+        f"{channel.name}  {cpu * 100 / sent:.3f} CPU s / 100 MiB  {sent / wall:6.0f} MiB/s  "
         f"loop lag p99 {lags[int(len(lags) * 0.99)] * 1e3:.1f} ms, most {lags[-1] * 1e3:.1f} ms"
     )
 
@@ -92,8 +127,8 @@ async def compare(port: int, mib: int, calls: int, pairs: int) -> None:
         pages[:] = bytes(mib * MIB)
         with memoryview(pages) as pixels:
             for _ in range(pairs):
-                await measure(port, pixels, calls, scatter=True)
-                await measure(port, pixels, calls, scatter=False)
+                await measure(Ours(port), pixels, calls)
+                await measure(AsItComes(port), pixels, calls)
 
 
 def main() -> None:

@@ -20,8 +20,6 @@ DATA = random.Random(7).randbytes(8 * MIB)
 REPLY = pb.GenerateResponse(chunk=pb.GenerateStreamChunk(token_ids=[1, 2, 3]))
 WIDE = {"settings": {"INITIAL_WINDOW_SIZE": 64 * MIB, "MAX_FRAME_SIZE": 4 * MIB}, "connection_window": 128 * MIB}
 
-both_paths = pytest.mark.parametrize("scatters", [True, False], ids=["scatter", "stock"])
-
 
 def body(nbytes, start=0):
     """A message of `nbytes` bytes in three parts."""
@@ -30,10 +28,10 @@ def body(nbytes, start=0):
 
 
 @asynccontextmanager
-async def worker(server, scatters=True, **options):
+async def worker(server, **options):
     """Channels to `server`; in the end nothing of them may be left."""
     before = asyncio.all_tasks()
-    channels = WorkerChannels(server.url, scatter=scatters, sending_channels=1, **options)
+    channels = WorkerChannels(server.url, sending_channels=1, **options)
     try:
         async with asyncio.timeout(30):  # a hanging uvloop does not hear pytest-timeout's signal
             yield channels
@@ -53,7 +51,7 @@ async def settled(channels):
         async with asyncio.timeout(10):
             while not protocol.feeder.is_idle or protocol._transport.get_write_buffer_size():
                 await asyncio.sleep(0.01)
-        assert not protocol.processor.streams
+        assert not protocol.processor.calls
         if channel.is_connected:
             assert protocol.connection._connection.open_outbound_streams == 0
         assert channel.unsent_bytes == 0

@@ -8,24 +8,22 @@ import asyncio
 import gc
 
 import pytest
-from h2.connection import H2Connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines import scatter
-from tests.engines.calls import DATA, GENERATE, MIB, PREFIX, REPLY, WIDE, WINDOW, body, both_paths, call, worker
+from tests.engines.calls import DATA, GENERATE, MIB, PREFIX, REPLY, WIDE, WINDOW, body, call, worker
 from tests.engines.h2_server import listening
 
 
-@both_paths
 @pytest.mark.parametrize(
     "nbytes",
     [0, 1, 16384 - PREFIX, 16384 - PREFIX + 1, WINDOW - PREFIX - 1, WINDOW - PREFIX, WINDOW - PREFIX + 1, WINDOW + 1]
     + [2 * WINDOW - PREFIX, MIB - PREFIX, MIB - PREFIX + 1, 3 * MIB + 17],
 )
-async def test_a_message_of_any_size_arrives_whole(scatters, nbytes):
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
+async def test_a_message_of_any_size_arrives_whole(nbytes):
+    async with listening(auto_grant=True) as server, worker(server) as channels:
         calling = asyncio.create_task(call(channels, body(nbytes)))
         request = await server.request()
         await request.until_ended()
@@ -65,9 +63,8 @@ async def test_any_split_passes_any_window(sizes, frame, window, grants):
         assert await calling == [REPLY]
 
 
-@both_paths
-async def test_a_window_reopened_byte_by_byte(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_a_window_reopened_byte_by_byte():
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(call(channels, body(WINDOW + 200)))
         request = await server.request()
         for granted in range(WINDOW, WINDOW + 200 + PREFIX):
@@ -106,9 +103,8 @@ async def test_a_sent_message_drains_when_the_peer_reads():
             await stream.__aexit__(None, None, None)
 
 
-@both_paths
-async def test_settings_changed_in_mid_message(scatters):
-    async with listening(connection_window=64 * MIB) as server, worker(server, scatters) as channels:
+async def test_settings_changed_in_mid_message():
+    async with listening(connection_window=64 * MIB) as server, worker(server) as channels:
         calling = asyncio.create_task(call(channels, body(MIB)))
         request = await server.request()
         await request.until_body(WINDOW)
@@ -128,9 +124,8 @@ async def test_settings_changed_in_mid_message(scatters):
         assert await calling == [REPLY]
 
 
-@both_paths
-async def test_pings_are_answered_while_sending(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_pings_are_answered_while_sending():
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(call(channels, body(2 * MIB)))
         request = await server.request()
         pings = 0
@@ -190,14 +185,14 @@ async def test_a_closed_stream_window_holds_back_nobody_else(monkeypatch):
         assert await stuck == [REPLY]
 
 
-async def test_small_or_unscattered_messages_take_the_stock_path(monkeypatch):
+async def test_small_messages_with_room_are_not_scattered(monkeypatch):
     scattered = []
     add = scatter.Feeder.add
     monkeypatch.setattr(scatter.Feeder, "add", lambda feeder, one: (scattered.append(one.left), add(feeder, one))[1])
     async with listening(auto_grant=True, **WIDE) as server:
 
-        async def pass_by(nbytes, scatters):
-            async with worker(server, scatters) as channels:
+        async def pass_by(nbytes):
+            async with worker(server) as channels:
                 calling = asyncio.create_task(call(channels, body(nbytes)))
                 request = await server.request()
                 await request.until_ended()
@@ -205,20 +200,15 @@ async def test_small_or_unscattered_messages_take_the_stock_path(monkeypatch):
                 request.answer(REPLY)
                 assert await calling == [REPLY]
 
-        await pass_by(scatter.SCATTER_MIN_BYTES - 1, True)
-        await pass_by(MIB, False)
+        await pass_by(scatter.SCATTER_MIN_BYTES - 1)
         assert scattered == []
-        await pass_by(scatter.SCATTER_MIN_BYTES, True)
+        await pass_by(scatter.SCATTER_MIN_BYTES)
         assert scattered == [scatter.SCATTER_MIN_BYTES + PREFIX]
-        monkeypatch.delattr(H2Connection, "end_stream")  # a library that looks different
-        await pass_by(MIB, True)
-        assert len(scattered) == 1
 
 
-@both_paths
-async def test_buffers_are_let_go(scatters):
+async def test_buffers_are_let_go():
     pixels = bytearray(DATA[:MIB])
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
+    async with listening(auto_grant=True) as server, worker(server) as channels:
         view = memoryview(pixels)
         calling = asyncio.create_task(call(channels, [b"head", view]))
         request = await server.request()
@@ -230,17 +220,15 @@ async def test_buffers_are_let_go(scatters):
         pixels.extend(b"may be resized only when nobody holds a view")
 
 
-@both_paths
-async def test_a_buffer_with_gaps_is_refused(scatters):
+async def test_a_buffer_with_gaps_is_refused():
     gaps = memoryview(DATA)[: 2 * MIB : 2]
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
+    async with listening(auto_grant=True) as server, worker(server) as channels:
         stream = channels.stream(GENERATE, [gaps], pb.GenerateResponse)
-        if scatters:
-            with pytest.raises(TypeError):
-                await stream.__aenter__()
-            assert stream.sent.is_set()
-            request = await server.request()
-            await request.until_reset()
+        with pytest.raises(TypeError):
+            await stream.__aenter__()
+        assert stream.sent.is_set()
+        request = await server.request()
+        await request.until_reset()
 
 
 async def test_a_drain_tells_later_and_once():

@@ -1,4 +1,4 @@
-"""Messages that do not arrive whole: reset, refused, answered early, cancelled, connections that end; on both paths.
+"""Messages that do not arrive whole: reset, refused, answered early, cancelled, connections that end.
 
 After every test: no task, no stream, no buffer is left, and every `sent` is set.
 """
@@ -6,12 +6,10 @@ After every test: no task, no stream, no buffer is left, and every `sent` is set
 import asyncio
 
 import pytest
-from grpclib.exceptions import StreamTerminatedError
 from h2.errors import ErrorCodes
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
-from engines import link, scatter
-from engines.link import CallWrapper
+from engines import link
 from tests.engines.calls import (
     DATA,
     GENERATE,
@@ -21,7 +19,6 @@ from tests.engines.calls import (
     WIDE,
     WINDOW,
     body,
-    both_paths,
     call,
     failing,
     worker,
@@ -29,9 +26,8 @@ from tests.engines.calls import (
 from tests.engines.h2_server import listening
 
 
-@both_paths
-async def test_a_reset_with_a_closed_window(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_a_reset_with_a_closed_window():
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(MIB)))
         request = await server.request()
         await request.until_body(WINDOW)
@@ -41,9 +37,8 @@ async def test_a_reset_with_a_closed_window(scatters):
         assert len(request.body) == WINDOW
 
 
-@both_paths
-async def test_a_reset_with_an_open_window(scatters):
-    async with listening(**WIDE) as server, worker(server, scatters) as channels:
+async def test_a_reset_with_an_open_window():
+    async with listening(**WIDE) as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(8 * MIB)))
         request = await server.request()
         request.peer.transport.pause_reading()  # the client stands before a full socket
@@ -55,10 +50,9 @@ async def test_a_reset_with_an_open_window(scatters):
         assert not request.has_ended
 
 
-@both_paths
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-async def test_goaway_in_mid_message(scatters, is_open):
-    async with listening(**(WIDE if is_open else {})) as server, worker(server, scatters) as channels:
+async def test_goaway_in_mid_message(is_open):
+    async with listening(**(WIDE if is_open else {})) as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(8 * MIB)))
         request = await server.request()
         if is_open:
@@ -77,9 +71,8 @@ async def test_goaway_in_mid_message(scatters, is_open):
         assert len(server.peers) == 2
 
 
-@both_paths
-async def test_a_connection_that_ends_lets_its_calls_finish(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_a_connection_that_ends_lets_its_calls_finish():
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(call(channels, body(MIB)))
         request = await server.request()
         await request.until_body(WINDOW)
@@ -103,9 +96,8 @@ async def test_a_connection_that_ends_lets_its_calls_finish(scatters):
         await request.until(lambda: request.peer.is_lost)
 
 
-@both_paths
-async def test_a_connection_that_ends_does_not_take_what_it_has_not_seen(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_a_connection_that_ends_does_not_take_what_it_has_not_seen():
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(MIB)))
         request = await server.request()
         await request.until_body(WINDOW)
@@ -115,10 +107,9 @@ async def test_a_connection_that_ends_does_not_take_what_it_has_not_seen(scatter
         await request.until(lambda: request.peer.is_lost)
 
 
-@both_paths
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
-async def test_a_connection_lost_in_mid_message(scatters, is_open):
-    async with listening(**(WIDE if is_open else {})) as server, worker(server, scatters) as channels:
+async def test_a_connection_lost_in_mid_message(is_open):
+    async with listening(**(WIDE if is_open else {})) as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(8 * MIB)))
         request = await server.request()
         if is_open:
@@ -135,10 +126,9 @@ async def test_a_connection_lost_in_mid_message(scatters, is_open):
         assert await again == [REPLY]
 
 
-@both_paths
 @pytest.mark.parametrize("resets", [False, True], ids=["", "reset"])
-async def test_an_early_refusal_keeps_its_status(scatters, resets):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_an_early_refusal_keeps_its_status(resets):
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(MIB)))
         request = await server.request()
         await request.until_body(WINDOW)
@@ -152,10 +142,9 @@ async def test_an_early_refusal_keeps_its_status(scatters, resets):
         assert len(request.body) == WINDOW
 
 
-@both_paths
 @pytest.mark.parametrize("resets", [False, True], ids=["", "reset"])
-async def test_an_early_answer_is_an_answer(scatters, resets):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_an_early_answer_is_an_answer(resets):
+    async with listening() as server, worker(server) as channels:
         calling = asyncio.create_task(call(channels, body(MIB)))
         request = await server.request()
         await request.until_body(WINDOW)
@@ -165,13 +154,12 @@ async def test_an_early_answer_is_an_answer(scatters, resets):
         assert await calling == [REPLY, REPLY]
 
 
-@both_paths
 @pytest.mark.parametrize("ending", ["goaway", "lost"])
-async def test_a_complete_answer_survives_what_comes_behind(scatters, ending, monkeypatch):
+async def test_a_complete_answer_survives_what_comes_behind(ending, monkeypatch):
     monkeypatch.setattr(link, "STREAM_WINDOW_BYTES", WINDOW)  # so small that reading the answer acknowledges some of it
     monkeypatch.setattr(link, "CONNECTION_WINDOW_BYTES", WINDOW)
     long_reply = pb.GenerateResponse(complete=pb.GenerateComplete(finish_reason="x" * 15_000))
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
+    async with listening(auto_grant=True) as server, worker(server) as channels:
         stream = channels.stream(GENERATE, body(100_000), pb.GenerateResponse)
         async with stream:
             request = await server.request()
@@ -189,9 +177,8 @@ async def test_a_complete_answer_survives_what_comes_behind(scatters, ending, mo
         assert stream.sent.is_set()
 
 
-@both_paths
-async def test_a_status_behind_replies(scatters):
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
+async def test_a_status_behind_replies():
+    async with listening(auto_grant=True) as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(100_000)))
         request = await server.request()
         await request.until_ended()
@@ -202,9 +189,8 @@ async def test_a_status_behind_replies(scatters):
         assert (error.status, error.message, error.started) == ("INTERNAL", "out of cards", True)
 
 
-@both_paths
-async def test_an_answer_cut_short_is_an_error(scatters):
-    async with listening(auto_grant=True) as server, worker(server, scatters) as channels:
+async def test_an_answer_cut_short_is_an_error():
+    async with listening(auto_grant=True) as server, worker(server) as channels:
         calling = asyncio.create_task(failing(channels, body(100_000)))
         request = await server.request()
         await request.until_ended()
@@ -214,9 +200,8 @@ async def test_an_answer_cut_short_is_an_error(scatters):
         assert (await calling).status == "INTERNAL"
 
 
-@both_paths
-async def test_cancelled_before_a_window_that_stays_closed(scatters):
-    async with listening() as server, worker(server, scatters) as channels:
+async def test_cancelled_before_a_window_that_stays_closed():
+    async with listening() as server, worker(server) as channels:
         stream = channels.stream(GENERATE, body(MIB), pb.GenerateResponse)
         calling = asyncio.create_task(stream.__aenter__())
         request = await server.request()
@@ -278,44 +263,18 @@ async def test_a_peer_that_does_not_drain_is_aborted(monkeypatch):
         assert not channels._senders[0].is_connected
 
 
-async def test_a_task_is_not_left_marked_as_cancelled():
-    wrapper, task = CallWrapper(), asyncio.current_task()
-    with pytest.raises(StreamTerminatedError), wrapper:
-        asyncio.get_running_loop().call_soon(wrapper.cancel, StreamTerminatedError("reset"))
-        await asyncio.sleep(10)
-    assert task.cancelling() == 0
-    with pytest.raises(StreamTerminatedError), wrapper:  # and it stays ended
-        pass
-
-
-async def test_an_interrupted_step_can_be_followed_by_others():
-    wrapper = CallWrapper()
-    with pytest.raises(scatter.AnsweredEarly), wrapper:
-        asyncio.get_running_loop().call_soon(wrapper.interrupt)
-        await asyncio.sleep(10)
-    assert asyncio.current_task().cancelling() == 0
-    with wrapper:
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("outer_first", [True, False])
 async def test_a_cancellation_from_outside_wins(outer_first):
-    wrapper = CallWrapper()
-
-    async def inside():
-        with wrapper:
-            await asyncio.sleep(10)
-
-    task = asyncio.create_task(inside())
-    await asyncio.sleep(0)
-    if outer_first:
-        task.cancel()
-    wrapper.cancel(StreamTerminatedError("reset"))
-    if not outer_first:
-        task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
+    async with listening() as server, worker(server) as channels:
+        calling = asyncio.create_task(failing(channels, body(MIB)))
+        request = await server.request()
+        await request.until_body(WINDOW)
+        call_of = next(iter(channels._senders[0]._protocol.processor.calls.values()))
+        for ends in (calling.cancel, lambda: call_of.terminate("reset"))[:: 1 if outer_first else -1]:
+            ends()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert calling.cancelled()
 
 
 async def test_a_time_out_around_a_reset_is_no_confusion():
