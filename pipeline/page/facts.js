@@ -37,9 +37,22 @@ function element(name, className, ...children) {
   return made;
 }
 
+const GLYPHS = { image: "▦", video: "▷", audio: "♪" };
+
+// What stands before a medium's name: the picture itself, or a sign for what cannot be shown so small.
+function thumb(medium) {
+  const sign = element("span", "thumb", GLYPHS[medium.kind]);
+  sign.setAttribute("aria-hidden", "true");
+  if (medium.kind !== "image" || !medium.address) return sign;
+  const picture = element("img", "thumb");
+  picture.alt = "";
+  picture.onerror = () => picture.replaceWith(sign);
+  picture.src = medium.address;
+  return picture;
+}
+
 function preview(medium) {
-  const address = medium.address;
-  if (!address) return element("span", "thumb", medium.kind === "image" ? "▦" : medium.kind === "video" ? "▷" : "♪");
+  const { address } = medium;
   const shown = element({ image: "img", video: "video", audio: "audio" }[medium.kind]);
   shown.src = address;
   if (medium.kind === "image") shown.alt = medium.name;
@@ -147,7 +160,8 @@ function showExplained(told, media) {
   find("bar").replaceChildren(...bar);
   find("stages").replaceChildren(...rows);
   find("total").textContent = milliseconds(told.total_ms);
+  const byWorker = media.length && !told.media.length ? " Its worker processes the media itself." : "";
   const tensors = told.tensor_bytes ? `, and ${sizeOf(told.tensor_bytes)} of tensors` : "";
-  find("prompt-note").textContent = `The engine got a prompt of ${number.format(told.prompt_tokens)} tokens${tensors}.`;
+  find("prompt-note").textContent = `The engine got a prompt of ${number.format(told.prompt_tokens)} tokens${tensors}.${byWorker}`;
   find("times").hidden = false;
 }

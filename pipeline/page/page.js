@@ -48,14 +48,12 @@ function remove(medium) {
 
 function drawMedia() {
   const rows = media.map((medium) => {
-    const shown = medium.kind === "image" && medium.address ? preview(medium) : preview({ ...medium, address: "" });
-    shown.className = "thumb";
     const drop = element("button", "remove", "×");
     drop.type = "button";
     drop.setAttribute("aria-label", `Leave out ${medium.name}`);
     drop.onclick = () => remove(medium);
     const size = medium.file ? sizeOf(medium.file.size) : "by URL";
-    return element("li", "", shown, element("span", "name", medium.name), element("span", "hint", size), drop);
+    return element("li", "", thumb(medium), element("span", "name", medium.name), element("span", "hint", size), drop);
   });
   find("media").replaceChildren(...rows);
 }

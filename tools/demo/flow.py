@@ -93,7 +93,7 @@ def _run(host: str, port: int, stay: bool, folder: Path, command: Sequence[str],
             print(f"mediagate demo on {gateway.url}   engine: fake vLLM on port {engine_port}", flush=True)
             faults = _talk(gateway, journal)
             if stay:
-                print(f"Open {gateway.url}/v1/models, or send it requests of your own. Ctrl-C to stop.", flush=True)
+                print(f"Open {gateway.url}/ to try your own. Ctrl-C to stop.", flush=True)
                 faults.append(f"the gateway left with exit code {gateway.process.wait()}{gateway.tail()}")
         except OSError as error:
             raise LaunchError(f"{error}{gateway.tail()}") from error

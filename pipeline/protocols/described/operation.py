@@ -83,6 +83,12 @@ MEDIA_REFUSALS = (
     "multimodal_processing_failed",
     "multimodal_payload_too_large",
     "multimodal_not_supported",
+    # where an engine's worker is to process them
+    "multimodal_worker_processing_unsupported_model",
+    "multimodal_hint_unsupported_in_worker_mode",
+    "media_ref_too_large",
+    "media_ref_scheme_not_accepted",
+    "no_media_ref_capable_worker",
 )
 TOOL_REFUSALS = ("tool_choice_requires_tools", "tool_choice_function_not_found")
 ENGINE_REFUSALS = (
