@@ -46,6 +46,7 @@ STATUS_OF_CODE = {
     "tokenizer_not_found": 400,
     "input_items_empty": 400,
     "convert_request_failed": 400,
+    "resolve_input_failed": 400,
     "previous_response_not_found": 400,
     "response_already_completed": 400,
     "tool_choice_function_not_found": 400,

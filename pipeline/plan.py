@@ -47,7 +47,7 @@ class MediaPlan(msgspec.Struct, frozen=True):
 
     `messages`: for the chat template, with a part of type "image" (video, audio) where a media item stands.  `parts`:
     the items in the same order.  `template_variables`: merged last into the template's variables.  `continuation`: the
-    beginning of the answer, behind the rendered prompt.  `text`: the prompt itself, instead of messages.
+    beginning of the answer, behind the rendered prompt.  `text`, `ids`: the prompt itself, instead of messages.
     """
 
     model: str
@@ -58,6 +58,7 @@ class MediaPlan(msgspec.Struct, frozen=True):
     template_variables: Mapping[str, Any] = {}
     continuation: str = ""
     text: str | None = None
+    ids: Sequence[int] | None = None
 
 
 class ServedModel(msgspec.Struct, frozen=True):

@@ -80,10 +80,10 @@ class Preparation:
         _check_vision(plan, candidates)
 
         with ticket.stage("prompt"):
-            text = _text(model, plan)
+            text, given = _text(model, plan), plan.ids
             # many times their JSON in memory
-            plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None)
-            ids = await self._tokenise(model, plan, text)
+            plan = msgspec.structs.replace(plan, messages=(), template_variables={}, text=None, ids=None)
+            ids = await self._tokenise(model, plan, text, given)
         if not plan.parts:
             request = engine_request(model, plan, text, ids, (), ticket)
             return Prepared(request, Affinity(request.input_ids, key=ticket.routing_key))
@@ -142,9 +142,12 @@ class Preparation:
             raise GatewayError("model_not_found", f"No worker available for model '{model.model}'")
         return found
 
-    async def _tokenise(self, model: ServedModel, plan: MediaPlan, text: str) -> list[int]:
-        """The prompt's ids: no more than the window takes, and an anchor for each item."""
-        ids = await model.bundle.tokenizer.encode(text, most=model.max_context or UNKNOWN_WINDOW)
+    async def _tokenise(self, model: ServedModel, plan: MediaPlan, text: str, given: Sequence[int] | None) -> list[int]:
+        """The prompt's ids, which may be `given`: no more than the window takes, and an anchor for each item."""
+        if given is not None:
+            ids = list(given)
+        else:
+            ids = await model.bundle.tokenizer.encode(text, most=model.max_context or UNKNOWN_WINDOW)
         check_length(model, len(ids))
         counts = Counter(part.modality for part in plan.parts)
         anchors = {**model.anchors, **model.guards}
@@ -171,6 +174,8 @@ def _stop_ids(model: ServedModel, stops: Sequence[str]) -> tuple[int, ...]:
 
 
 def _text(model: ServedModel, plan: MediaPlan) -> str:
+    if plan.ids is not None:
+        return ""
     if plan.text is not None:
         return plan.text
     return model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables) + plan.continuation

@@ -178,17 +178,18 @@ class ChoiceReader:
         return LogprobEntry(
             data.decode("utf-8", "replace"),
             data,
-            _finite(told.logprob),
+            finite(told.logprob),
             tuple(self._token_text(rival.token_id, rival.logprob) for rival in rivals),
             self._entries.produced,
         )
 
     def _token_text(self, token_id: int, logprob: float) -> TokenText:
         data = self._tokenizer.bytes_of(token_id)
-        return TokenText(data.decode("utf-8", "replace"), data, _finite(logprob))
+        return TokenText(data.decode("utf-8", "replace"), data, finite(logprob))
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """As it may stand in JSON."""
     return logprob if logprob >= LEAST_LOGPROB else LEAST_LOGPROB  # a NaN compares false as well
 
 

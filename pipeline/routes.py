@@ -7,8 +7,10 @@ from pipeline.protocols import described
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
 from pipeline.protocols.completions_route import CompletionsApi
+from pipeline.protocols.generate_route import GenerateApi
 from pipeline.protocols.generation import GenerationRoute, Stations
 from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
+from pipeline.protocols.parse import ParseRoutes
 from pipeline.protocols.refusals import anthropic_error
 from pipeline.protocols.responses_route import KeptResponses, ResponsesApi
 from pipeline.protocols.responses_store import ResponseStore
@@ -69,9 +71,13 @@ def _responses_routes(stations: Stations) -> list[Route]:
 
 def _text_routes(stations: Stations) -> list[Route]:
     completions, tokens = GenerationRoute(stations, CompletionsApi()), TokenRoutes(stations)
+    generate, parse = GenerationRoute(stations, GenerateApi()), ParseRoutes(stations)
     about = described.completions.COMPLETIONS
     return [
         Route("POST", "/v1/completions", completions.handle, prefix="cmpl-", admitted=True, about=about),
+        Route("POST", "/generate", generate.handle, prefix="gnt-", admitted=True, about=described.generate.GENERATE),
+        Route("POST", "/parse/function_call", parse.function_call, admitted=True, about=described.parse.FUNCTION_CALL),
+        Route("POST", "/parse/reasoning", parse.reasoning, admitted=True, about=described.parse.REASONING),
         Route("POST", "/v1/tokenize", tokens.tokenize, admitted=True, about=described.tokens.TOKENIZE),
         Route("POST", "/v1/detokenize", tokens.detokenize, admitted=True, about=described.tokens.DETOKENIZE),
     ]

@@ -81,6 +81,7 @@ MEANINGS: Mapping[str, str] = {
     "tokenizer_not_ready": "The model's tokenizer is still being loaded.",
     "request_timeout": "The request took longer than `--request-timeout-secs`; 408: its head or body came too slowly.",
     "internal_error": "A fault of the gateway; its log has the request's id.",
+    "resolve_input_failed": "Generate: there is no prompt, or more than one.",
     "start_generation_failed": "The engine refused the request or could not be reached.",
     "worker_stream_failed": "The engine failed after it had started.",
 }

@@ -18,10 +18,9 @@ from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import constraint_of
-from pipeline.protocols.parts import RawText, decode_body, raw_string
+from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
+from pipeline.protocols.sampling import SamplingFields
 from pipeline.tooluse import ToolUse
-
-UINT32 = 2**32 - 1  # what engines' messages hold
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -66,29 +65,15 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class ChatRequest(msgspec.Struct, frozen=True):
-    """The body of a chat completion; null means absent wherever clients send it."""
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """The body of a chat completion."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=UINT32)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=UINT32)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=UINT32)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0, le=2)] | None = None
-    seed: int | None = None
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
-    stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
-    stop_token_ids: list[Annotated[int, Meta(ge=0, le=UINT32)]] | None = None
-    ignore_eos: bool | None = None
-    no_stop_trim: bool | None = None
-    skip_special_tokens: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=UINT32)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream: bool | None = None
@@ -109,12 +94,6 @@ class ChatRequest(msgspec.Struct, frozen=True):
     @property
     def choices(self) -> int:
         return self.n or 1
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def tool_use(self) -> ToolUse:
@@ -198,8 +177,7 @@ def check_fields(request: ChatRequest) -> None:
             "The 'stream_options' parameter is only allowed when 'stream' is enabled",
             param="stream_options",
         )
-    if request.stop == "":
-        raise GatewayError("invalid_value", "stop: a stop sequence must not be empty", param="stop")
+    request.check()
     limit = request.max_completion_tokens or request.max_tokens
     if limit is not None and request.min_tokens is not None and request.min_tokens > limit:
         raise GatewayError(
@@ -247,41 +225,14 @@ def text_of(content: str | list[dict[str, Any]]) -> str:
 
 
 def sampling_of(request: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
-    """The client's value, else the worker's (`default_sampling_params_json`), else unset."""
-
-    def chosen(name: str) -> Any:
-        value = getattr(request, name)
-        return defaults.get(name) if value is None else value
-
-    top = min(request.top_logprobs or 1, 20) if request.logprobs else None
-    return Sampling(
-        temperature=chosen("temperature"),
-        top_p=chosen("top_p"),
-        top_k=chosen("top_k"),
-        min_p=chosen("min_p"),
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        repetition_penalty=chosen("repetition_penalty"),
+    return request.sampling(
+        defaults,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        min_tokens=request.min_tokens or 0,
-        stop=request.stops,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        ignore_eos=bool(request.ignore_eos),
-        n=request.choices,
-        seed=request.seed,
-        logprobs=top,
-        logit_bias=token_biases(request.logit_bias or {}),
+        min_tokens=request.min_tokens,
+        n=request.n,
+        logprobs=min(request.top_logprobs or 1, 20) if request.logprobs else None,
         constraint=request.constraint,
     )
-
-
-def token_biases(given: Mapping[str, float]) -> dict[int, float]:
-    biases = {}
-    for text, bias in given.items():
-        if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
-            raise GatewayError("invalid_value", f"logit_bias: {text[:40]!r} is not a token id", param="logit_bias")
-        biases[int(text)] = bias
-    return biases
 
 
 def template_message(index: int, message: Message, parts: list[MediaPart]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 output; the engine cannot write anything else.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from engines.base import Constraint
@@ -11,11 +12,17 @@ from pipeline.tooluse import schema_constraint
 
 def constraint_of(response_format: Any, regex: str | None, ebnf: str | None) -> Constraint | None:
     """At most one of the three may say something; a `text` format says nothing."""
-    given = {
-        "response_format": response_constraint(response_format),
-        "regex": Constraint("regex", regex) if regex else None,
-        "ebnf": Constraint("grammar", ebnf) if ebnf else None,
-    }
+    return one_constraint(
+        {
+            "response_format": response_constraint(response_format),
+            "regex": Constraint("regex", regex) if regex else None,
+            "ebnf": Constraint("grammar", ebnf) if ebnf else None,
+        }
+    )
+
+
+def one_constraint(given: Mapping[str, Constraint | None]) -> Constraint | None:
+    """The one that says something, by the name of its field; several are refused."""
     found = {name: one for name, one in given.items() if one is not None}
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name in found)

@@ -93,7 +93,7 @@ def test_an_assistant_s_null_content_is_an_empty_one(gateway: Running) -> None:
     assert null.status == 200 and null.json["usage"] == empty.json["usage"]
 
 
-@pytest.mark.parametrize("route", [*LATER_ROUTES, "/generate", "/v1/embeddings"])
+@pytest.mark.parametrize("route", [*LATER_ROUTES, "/v1/embeddings"])
 def test_routes_this_version_lacks(gateway: Running, route: str) -> None:
     assert gateway.call("POST", route, {"model": MODEL}).error == (404, "unknown_url")
 

@@ -4,7 +4,14 @@ import re
 from pathlib import Path
 
 from pipeline.errors import STATUS_OF_CODE
-from tests.e2e import test_api_cases, test_field_cases, test_golden, test_golden_apis, test_golden_references
+from tests.e2e import (
+    test_api_cases,
+    test_field_cases,
+    test_golden,
+    test_golden_apis,
+    test_golden_references,
+    test_golden_routes,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -28,6 +35,7 @@ def test_what_holds_a_row_exists() -> None:
     names = {
         "golden": {case["case"] for setup in test_golden.SETUPS.values() for case in setup["cases"]}
         | set(test_golden_apis.BY_NAME)
+        | set(test_golden_routes.BY_NAME)
         | {case["case"] for setup in test_golden_references.SETUPS.values() for case in setup["cases"]},
         "api": {case["name"] for case in test_api_cases.CASES},
         "field": set(test_field_cases.BY_NAME),
@@ -49,8 +57,9 @@ def test_every_allowed_difference_is_named() -> None:
     golden = test_golden
     allowed = {*golden.REFUSED, *golden.AS_WRITTEN, *golden.SENT, *golden.OTHER_PIXELS, *golden.PLACED}
     allowed |= {*test_golden_apis.REFUSED, *test_golden_apis.AS_WRITTEN, *test_golden_apis.ANNOTATED}
-    references = test_golden_references
+    references, routes = test_golden_references, test_golden_routes
     allowed |= {*references.AS_WRITTEN, *(name for _, name in references.HINTS)}
+    allowed |= routes.SPELLED | routes.STRIPPED | routes.COUNTED | routes.REPEATED | routes.UNSAID
     assert allowed <= proofs("golden"), allowed - proofs("golden")
     differs = {case["name"] for case in test_api_cases.CASES if case.get("differs")}
     assert differs | set(test_api_cases.LATER) <= proofs("api"), differs - proofs("api")

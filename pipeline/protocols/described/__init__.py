@@ -3,6 +3,16 @@
 A route cannot be declared without one (`pipeline.serve.Route`).
 """
 
-from pipeline.protocols.described import chat, completions, messages, models, responses, tokens, workers
+from pipeline.protocols.described import (
+    chat,
+    completions,
+    generate,
+    messages,
+    models,
+    parse,
+    responses,
+    tokens,
+    workers,
+)
 
-__all__ = ["chat", "completions", "messages", "models", "responses", "tokens", "workers"]
+__all__ = ["chat", "completions", "generate", "messages", "models", "parse", "responses", "tokens", "workers"]
