@@ -3,6 +3,9 @@
 Rule: an attempt leaves nothing behind.  Its names in shared memory are withdrawn when it failed, its stream is reset
 when it is left early, and the engine is told to abort whenever the gateway drops a generation that the engine has not
 ended itself. `engines.dispatch` decides who is tried and how often.
+
+A decode leg is dropped late: an engine that is torn off in the middle of a hand-over may crash or leak, so its stream
+stays open in the background until it has begun to answer, DEFERRED_ABORT_S at most.
 """
 
 import asyncio
@@ -29,6 +32,7 @@ ABORT_TIMEOUT_S = 10.0
 READ_POLL_S = 0.005
 READER_PATIENCE_S = 2.0
 """A reader that has not taken its tensors by then no longer counts as one that will soon (see `on_media_read`)."""
+DEFERRED_ABORT_S = 30.0
 LAST_WORD_S = 2.0
 """How long an engine that has ended every choice may take to end the call as well."""
 
@@ -53,12 +57,16 @@ class Surroundings(Protocol):
         ...
 
 
+def _nothing() -> None:
+    return None
+
+
 class Attempt:
     """`events` is iterated once, and closed.
 
     `reading` is called with the drain of the stream that reads the request's buffers; `read` when the worker has taken
     all tensors, or seems not to; `answered` once, when the engine has given its first event, so that it has everything
-    it needs.
+    it needs.  `attempt_id` is made here unless it is given: the legs of a pair share one.
     """
 
     def __init__(
@@ -68,10 +76,11 @@ class Attempt:
         around: Surroundings,
         *,
         reading: Callable[[Drain], None],
-        read: Callable[[], None],
-        answered: Callable[[], None],
+        read: Callable[[], None] = _nothing,
+        answered: Callable[[], None] = _nothing,
+        attempt_id: str = "",
     ) -> None:
-        self.id = f"{request.request_id}-{uuid7()}"
+        self.id = attempt_id or f"{request.request_id}-{uuid7()}"
         self.send_s = 0.0  # until the whole message was handed to the connection
         self._worker = worker
         self._request = request
@@ -79,6 +88,9 @@ class Attempt:
         self._reading = reading
         self._read = read
         self._answered = answered
+        self._role = request.leg.role if request.leg is not None else None
+        self._is_dropped_late = self._role == "decode"
+        self._is_left = False  # to the background
         self._is_sent = False  # the engine may know of it
         self._has_answered = False
         self._is_ended = False  # by the engine: a status, or the end of the stream
@@ -102,24 +114,40 @@ class Attempt:
         except EngineError as error:
             error.worker = error.worker or worker.url
             error.started = error.started or self._has_answered
+            error.role = self._role
             is_blamed = self._is_sent and not error.message.startswith(_BLAMELESS)
             if is_blamed and self._trial.failed(error.status):
                 around.observer.breaker_outcome(worker.url, failed=True)
             raise
         finally:
-            self._trial.end()
-            worker.finish()
-            around.observer.worker_load(worker.url, worker.load)
-            self._abort_if_dropped(client)
+            if not self._is_left:
+                self._let_go(client)
             if placement is not None:
                 await around.transport.end(placement, consumed=self._has_answered)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has its end."""
+        return self._is_regular
+
+    def has_nothing_to_lose(self) -> None:
+        """No hand-over can be under way: a decode leg, too, is dropped at once."""
+        self._is_dropped_late = False
+
+    def _let_go(self, client: Engine) -> None:
+        worker = self._worker
+        self._trial.end()
+        worker.finish()
+        self._around.observer.worker_load(worker.url, worker.load)
+        self._abort_if_dropped(client)
 
     async def _exchange(self, client: Engine, placement: Placement) -> AsyncGenerator[Event, None]:
         replies = client.replies(self._request)
         async with AsyncExitStack() as stack:
             stream = await self._send(client, placement, stack)
             messages = 0
-            while (message := await self._next(stream)) is not None:
+            message = await self._first(client, stream, stack)
+            while message is not None:
                 messages += 1
                 if messages % _MESSAGES_A_TURN == 0:
                     await asyncio.sleep(0)
@@ -138,6 +166,7 @@ class Attempt:
                 if self._is_regular:
                     await self._last_word(stream, replies)
                     return
+                message = await self._next(stream)
         replies.end()
 
     async def _send(self, client: Engine, placement: Placement, stack: AsyncExitStack) -> "Stream[Any]":
@@ -147,8 +176,9 @@ class Attempt:
         self._is_sent = True
         try:
             await stack.enter_async_context(stream)
-        except EngineError:
+        except EngineError as error:
             self._is_ended = True
+            error.is_undelivered = stream.is_undelivered
             raise
         if self._request.media:
             self._around.in_background(self._watch_reader(stream.sent, placement))
@@ -163,6 +193,31 @@ class Attempt:
                 while placement.is_unread:
                     await asyncio.sleep(READ_POLL_S)
         self._read()
+
+    async def _first(self, client: Engine, stream: "Stream[Any]", stack: AsyncExitStack) -> Any:
+        """The engine's first message; a decode leg that is dropped before goes on waiting for it in the background."""
+        if self._role != "decode":
+            return await self._next(stream)
+        first = asyncio.create_task(self._next(stream))
+        try:
+            return await asyncio.shield(first)
+        except asyncio.CancelledError:
+            if self._is_dropped_late and not first.done():
+                self._is_left = True
+                self._around.in_background(self._drop_late(client, first, stack.pop_all()))
+            else:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+            raise
+
+    async def _drop_late(self, client: Engine, first: "asyncio.Task[Any]", stack: AsyncExitStack) -> None:
+        try:
+            await asyncio.wait({first}, timeout=DEFERRED_ABORT_S)
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            self._let_go(client)
+            await stack.aclose()
 
     async def _next(self, stream: "Stream[Any]") -> Any:
         """The engine's next message; None at the end of the stream."""

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from engines.leg import Handoff, Leg, Role
+
 
 class Modality(enum.Enum):
     """What a media item is; the value is the word used in messages, metrics and flags."""
@@ -219,6 +221,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     before expansion.  `stop_ids`: the stop strings that are one token each, as ids, for engines that match no text.
     `request_id` is the id the client sees; dispatch appends a fresh part for every attempt.  Buffers of tensors and of
     references must stay valid and unchanged until dispatch says that nothing reads them any more (`engines.dispatch`).
+    `leg` is set by dispatch, when a pair of workers serves the request and this is the half for one of them.
     """
 
     request_id: str
@@ -230,6 +233,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     media: tuple[MediaBatch, ...] = ()
     references: tuple[MediaReference, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    leg: Leg | None = None
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -280,6 +284,7 @@ class Finished(msgspec.Struct, frozen=True):
     `token_ids` and `logprobs` are those no Chunk has carried (all of them for a request that does not stream).
     `completion_tokens` is the choice's total, the end token included.  `finish_reason` is the engine's word ("stop",
     "length", "abort", ...).  `matched_stop` is the end token's id or the stop string, when the engine says.
+    `handoff`: of a prefill leg.
     """
 
     index: int
@@ -290,6 +295,7 @@ class Finished(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    handoff: Handoff | None = None
 
 
 Event = Chunk | Finished
@@ -299,7 +305,8 @@ class EngineError(Exception):
     """An engine refused, failed or went away.
 
     `status` is the gRPC status name ("UNAVAILABLE", ...); a lost connection is UNAVAILABLE.  `started` tells whether
-    the engine had already answered something: nothing is retried after that.  `worker` is the worker's URL.
+    the engine had already answered something: nothing is retried after that.  `worker` is the worker's URL.  `role` is
+    "prefill" or "decode" when that leg of a pair failed.  `is_undelivered`: the engine has not seen the request.
     """
 
     def __init__(self, status: str, message: str, *, started: bool = False, worker: str = "") -> None:
@@ -308,6 +315,8 @@ class EngineError(Exception):
         self.message = message
         self.started = started
         self.worker = worker
+        self.role: Role | None = None
+        self.is_undelivered = False
 
 
 class ModalityRefused(EngineError):
@@ -349,6 +358,16 @@ class SchemeRefused(EngineError):
         self.item = item
 
 
+class PairRefused(EngineError):
+    """No pair of workers can serve the request as it is: `code` says why, in the words of the error table.  Never
+    retried.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__("FAILED_PRECONDITION", message)
+        self.code = code
+
+
 class NoWorker(EngineError):
     """No healthy worker of the model can be asked at the moment."""
 
@@ -371,7 +390,7 @@ class Observer(Protocol):
 
     def worker_load(self, worker: str, requests: int) -> None: ...
 
-    def worker_selected(self, worker: str, policy: str) -> None: ...
+    def worker_selected(self, worker: str, policy: str, worker_type: str) -> None: ...
 
     def breaker_changed(self, worker: str, before: str, after: str) -> None:
         """Words of `engines.breaker.BreakerState`."""
@@ -380,5 +399,8 @@ class Observer(Protocol):
         """One that counts for the worker's circuit breaker."""
 
     def retried(self, worker_type: str) -> None: ...
+
+    def handover_failed(self, worker: str) -> None:
+        """A prefill worker was asked for a hand-over and named none."""
 
     def send_seconds(self, seconds: float) -> None: ...

@@ -85,7 +85,8 @@ class Stream(Generic[Reply]):
     after what is already in the socket's queue has drained (the connection is aborted when that takes over
     `engines.link.DRAIN_LIMIT_S`).  It is set for every stream that was entered, whatever happens; only then may the
     buffers be given to somebody else. Leaving before the last reply resets the stream.  Errors of sending and reading
-    are EngineError; `started` says whether a reply had come before.
+    are EngineError; `started` says whether a reply had come before, and `is_undelivered`, when the call is over, that
+    the engine has seen nothing of it.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Stream(Generic[Reply]):
     ) -> None:
         self.sent = Drain()
         self.started = False
+        self.is_undelivered = False
         self._channel = channel
         self._parts = parts
         self._reply_type = reply_type
@@ -164,6 +166,7 @@ class Stream(Generic[Reply]):
         """Reset the stream unless it is over.  Never waits; harmless when repeated."""
         call, self._call = self._call, None
         if call is not None:
+            self.is_undelivered = not call.id
             call.settle(self.sent)
             call.close()
 

@@ -5,11 +5,16 @@ worker if there is one; after the first event nothing is repeated.  Whatever way
 closed, cancelled), load, segments, streams and the engine's own work are cleaned up, and the owner of the tensors is
 told once.
 
+A generation is served by one worker, or, in a gateway for disaggregated serving, by a pair (`engines.pairs`): then an
+attempt is both legs (`engines.legs`), and no more than the decode leg when the prefill leg is done already.
+
 Theory of operation.  The tensors belong to the caller; the gateway reads them while an attempt is sent, a reader of
 shared memory until the engine has answered.  So they are *free* when a verdict exists (first event: consumed; over
 without one: not consumed) and every stream that was opened has drained (`engines.scatter.Drain`):
-`on_media_free(consumed)` is called then, exactly once, which may be after the generation was closed.  Tensors are made
-for one form; workers of another form are used only when `remake` can make them again.
+`on_media_free(consumed)` is called then, exactly once, which may be after the generation was closed.  In a pair the
+verdict falls when the prefill leg is done, if the decode leg needs no tensors; from then on an attempt that would need
+them is not repeated.  Tensors are made for one form; workers of another form are used only when `remake` can make them
+again.
 """
 
 import asyncio
@@ -24,7 +29,20 @@ import msgspec
 
 from engines.affinity import Affinity
 from engines.attempt import Attempt
-from engines.base import EngineError, EngineRequest, Event, Form, Modality, ModalityRefused, NoWorker, Observer
+from engines.base import (
+    EngineError,
+    EngineRequest,
+    Event,
+    Form,
+    Modality,
+    ModalityRefused,
+    NoWorker,
+    Observer,
+    PairRefused,
+)
+from engines.leg import Role
+from engines.legs import Legs, PrefillFirst, legs_of
+from engines.pairs import choose_decode, choose_pair, pairing_workers
 from engines.policies import PolicySettings, policy_named
 from engines.registry import Registry
 from engines.scatter import Drain
@@ -64,11 +82,14 @@ class RetrySettings(msgspec.Struct, frozen=True):
 
 class DispatchSettings(msgspec.Struct, frozen=True):
     """`encoder_dtypes`: the operator's dtype variables by runtime name, absent when unset (`engines.labels.form`);
-    `modality_dtypes`: those that are for one modality.
+    `modality_dtypes`: those that are for one modality.  `in_pairs`: prefill and decode workers serve every model;
+    `role_policies`: by role, where it is not `policy`.
     """
 
     policy: str = "round_robin"
     policies: PolicySettings = PolicySettings()
+    in_pairs: bool = False
+    role_policies: Mapping[str, str] = {}
     retry: RetrySettings = RetrySettings()
     encoder_dtypes: Mapping[str, str] = {}
     modality_dtypes: Mapping[str, Mapping[Modality, str]] = {}
@@ -95,12 +116,13 @@ class Dispatcher:
     def __init__(
         self, registry: Registry, transport: Transport, settings: DispatchSettings, observer: Observer
     ) -> None:
-        policy_named(settings.policy)  # KeyError now, not at the first request
+        for name in (settings.policy, *settings.role_policies.values()):
+            policy_named(name)  # KeyError now, not at the first request
         self.transport = transport
         self.observer = observer
         self.settings = settings
         self._registry = registry
-        self._policies: dict[str, Policy] = {}
+        self._policies: dict[tuple[str, str], Policy] = {}
         self._background: set[asyncio.Task[None]] = set()
 
     def generate(
@@ -123,10 +145,13 @@ class Dispatcher:
         return Generation(self, request, affinity or Affinity.of(request), remake, _Media(on_media_read, on_media_free))
 
     def outlook(self, model: str, modalities: Iterable[Modality], affinity: Affinity | None = None) -> Outlook:
-        """Raises NoWorker and ModalityRefused, as `generate` would.  `affinity`: of the request, when it is known."""
-        workers = self._able(self._available(model), model, modalities)
+        """Raises NoWorker, PairRefused and ModalityRefused, as `generate` would.
+
+        `affinity`: of the request, when it is known.
+        """
+        workers = self._able(self._entrants(model), model, modalities)
         forms = [self.form_of(worker) for worker in workers]
-        likely = self._policy(model).likely(workers, affinity) if affinity is not None else None
+        likely = self._policy(model, self._entry_role).likely(workers, affinity) if affinity is not None else None
         form = self.form_of(likely) if likely is not None else random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
         by_segment = all(self.transport.writes_ahead(worker) for worker in fitting)
@@ -139,13 +164,14 @@ class Dispatcher:
     async def choose(
         self, request: EngineRequest, affinity: Affinity, failed: Worker | None, *, any_form: bool
     ) -> Worker:
-        """The worker of the next attempt.
+        """The worker of the next attempt, the prefill worker of a pair.
 
         Preferred: the request's form, and not the worker that just failed; with `any_form` a healthy worker of
         another form comes before the failed one.  Waits only while a worker's labels are read again after a lost
         connection.
         """
-        workers = await self._examined(request.model)
+        await self._examined(request.model)
+        workers = self._entrants(request.model)
         if request.references:
             workers = [worker for worker in workers if worker.takes_references]
         workers = _willing(self._able(workers, request.model, request.modalities), request)
@@ -155,16 +181,31 @@ class Dispatcher:
         candidates = fresh or [worker for worker in others if worker is not failed] or fitting or others
         if not candidates:
             raise NoWorker(request.model)
-        policy = self._policy(request.model)
+        return self.picked(candidates, request.model, affinity)
+
+    def picked(self, candidates: list[Worker], model: str, affinity: Affinity) -> Worker:
+        """One of `candidates`, which are of one role, by that role's policy."""
+        role = candidates[0].worker_type
+        policy = self._policy(model, role)
         chosen = policy.choose(candidates, affinity)
-        self.observer.worker_selected(chosen.url, policy.name)
+        self.observer.worker_selected(chosen.url, policy.name, role)
         return chosen
 
-    def _policy(self, model: str) -> Policy:
-        policy = self._policies.get(model)
+    def _policy(self, model: str, role: str) -> Policy:
+        policy = self._policies.get((model, role))
         if policy is None:
-            policy = self._policies[model] = policy_named(self.settings.policy, self.settings.policies)
+            name = self.settings.role_policies.get(role, self.settings.policy)
+            policy = self._policies[model, role] = policy_named(name, self.settings.policies)
         return policy
+
+    def takers(self, model: str) -> list[Worker]:
+        """Workers that may be sent the model's media: the healthy ones, else all."""
+        role = self._entry_role
+        return self._registry.workers_of(model, role) or self._registry.workers_of(model, role, healthy_only=False)
+
+    @property
+    def _entry_role(self) -> str:
+        return "prefill" if self.settings.in_pairs else "regular"
 
     def fits(self, request: EngineRequest, worker: Worker) -> bool:
         """Whether the request's media are in the form this worker wants."""
@@ -184,19 +225,26 @@ class Dispatcher:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _available(self, model: str) -> list[Worker]:
-        return [worker for worker in self._registry.workers_of(model) if worker.is_available]
+    def available(self, model: str, role: str) -> list[Worker]:
+        """Those of one role that may be given a request now."""
+        return [worker for worker in self._registry.workers_of(model, role) if worker.is_available]
 
-    async def _examined(self, model: str) -> list[Worker]:
-        """Those available, after a while for the ones that are just examined when there is no other."""
-        if self._registry.workers_of(model):
-            return self._available(model)
+    def _entrants(self, model: str) -> list[Worker]:
+        """Those a request can begin at: all, or the prefill workers that have a partner."""
+        if not self.settings.in_pairs:
+            return self.available(model, "regular")
+        return pairing_workers(self.available(model, "prefill"), self.available(model, "decode"))
+
+    async def _examined(self, model: str) -> None:
+        """Waits a while for workers that are just examined, when there is no other of their role."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXAMINATION_S):
-                for worker in self._registry.workers_of(model, healthy_only=False):
-                    if worker.is_stale:
-                        await worker.examined.wait()
-        return self._available(model)
+                for role in ("prefill", "decode") if self.settings.in_pairs else ("regular",):
+                    if self._registry.workers_of(model, role):
+                        continue
+                    for worker in self._registry.workers_of(model, role, healthy_only=False):
+                        if worker.is_stale:
+                            await worker.examined.wait()
 
     def _able(self, workers: list[Worker], model: str, modalities: Iterable[Modality]) -> list[Worker]:
         """Those that take every modality."""
@@ -221,8 +269,9 @@ def _willing(workers: list[Worker], request: EngineRequest) -> list[Worker]:
 class Generation:
     """Events of one request: `async with` it and iterate, or `aclose` it in the end.
 
-    `worker`: of the latest attempt.  `attempts`: how many were begun.  `send_s`: seconds the last one took to
-    send.  Raises EngineError (NoWorker and ModalityRefused included) from the step that met it.
+    `worker`: whose answer it is, of the latest attempt; `taker`: who was sent the tensors (the prefill worker of a
+    pair).  `attempts`: how many were begun.  `send_s`: seconds the last one took to send.  Raises EngineError
+    (NoWorker, PairRefused and ModalityRefused included) from the step that met it.
     """
 
     def __init__(
@@ -234,6 +283,7 @@ class Generation:
         media: "_Media",
     ) -> None:
         self.worker: Worker | None = None
+        self.taker: Worker | None = None
         self.attempts = 0
         self.send_s = 0.0
         self._dispatcher = dispatcher
@@ -241,6 +291,8 @@ class Generation:
         self._affinity = affinity
         self._remake = remake
         self._media = media
+        self._legs: Legs | None = None
+        self._failed: dict[Role, Worker] = {}
         self._events = self._run()
 
     async def __aenter__(self) -> Self:
@@ -263,17 +315,10 @@ class Generation:
         self._media.over()  # also when no step was ever taken
 
     async def _run(self) -> AsyncGenerator[Event, None]:
+        in_pairs = self._dispatcher.settings.in_pairs
         try:
             while True:
-                worker = await self._next_worker()
-                attempt = Attempt(
-                    worker,
-                    self._request,
-                    self._dispatcher,
-                    reading=self._media.reading,
-                    read=self._media.read,
-                    answered=self._media.consumed,
-                )
+                attempt = await (self._pair_attempt() if in_pairs else self._attempt())
                 self.attempts += 1
                 try:
                     async with aclosing(attempt.events()) as events:
@@ -286,31 +331,70 @@ class Generation:
         finally:
             self._media.over()
 
-    async def _next_worker(self) -> Worker:
+    async def _attempt(self) -> Attempt:
         request = self._request
-        self.worker = await self._dispatcher.choose(
+        self.worker = self.taker = await self._dispatcher.choose(
             request, self._affinity, self.worker, any_form=self._remake is not None
         )
-        if self._remake is not None and not self._dispatcher.fits(request, self.worker):
+        await self._make_fit(self.worker)
+        media = self._media
+        return Attempt(
+            self.worker,
+            self._request,
+            self._dispatcher,
+            reading=media.reading,
+            read=media.read,
+            answered=media.consumed,
+        )
+
+    async def _pair_attempt(self) -> Legs:
+        """A pair's legs, or once more the decode leg alone, on another worker."""
+        dispatcher, request, legs = self._dispatcher, self._request, self._legs
+        if isinstance(legs, PrefillFirst) and legs.may_decode_again:
+            legs.decode_on(
+                choose_decode(dispatcher, request, self._affinity, legs.pair.prefill, self._failed.get("decode"))
+            )
+        else:
+            pair = await choose_pair(
+                dispatcher, request, self._affinity, self._failed, any_form=self._remake is not None
+            )
+            self.taker = pair.prefill
+            await self._make_fit(pair.prefill)
+            legs = legs_of(pair, self._request, dispatcher, self._media)
+        self._legs, self.worker = legs, legs.pair.decode
+        return legs
+
+    async def _make_fit(self, worker: Worker) -> None:
+        """Media in the form this worker wants."""
+        if self._remake is not None and not self._dispatcher.fits(self._request, worker):
             await self._media.drained()
-            self._request = await self._remake(self._dispatcher.form_of(self.worker))
-        return self.worker
+            self._request = await self._remake(self._dispatcher.form_of(worker))
 
     async def _pause_or_raise(self, error: EngineError) -> None:
         retry = self._dispatcher.settings.retry
-        if not is_retried(error) or self.attempts >= retry.max_attempts:
+        if not is_retried(error) or self.attempts >= retry.max_attempts or not self._can_repeat():
             raise error
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # a status that came together with a cancellation
             raise asyncio.CancelledError
         log.info("attempt %d of %s failed: %s %s", self.attempts, self._request.request_id, error.status, error)
-        self._dispatcher.observer.retried(self.worker.worker_type if self.worker else "regular")
+        worker_type = error.role or (self.worker.worker_type if self.worker else "regular")
+        if self._legs is not None and error.role is not None:
+            self._failed[error.role] = getattr(self._legs.pair, error.role)
+        self._dispatcher.observer.retried(worker_type)
         await asyncio.sleep(retry.pause_s(self.attempts))
+
+    def _can_repeat(self) -> bool:
+        """Whether another attempt would have what it must send."""
+        has_media = not self._request.media or not self._media.is_decided
+        return has_media or (self._legs is not None and self._legs.may_decode_again)
 
 
 def is_retried(error: EngineError) -> bool:
-    """Whether another attempt may help."""
-    if error.started or (error.status == "UNAVAILABLE" and error.message.startswith(_NOT_AGAIN)):
+    """Whether another attempt may help.  What a prefill leg says is no answer yet."""
+    if isinstance(error, PairRefused) or (error.started and error.role != "prefill"):
+        return False
+    if error.status == "UNAVAILABLE" and error.message.startswith(_NOT_AGAIN):
         return False
     return error.status in RETRIED
 
@@ -324,6 +408,11 @@ class _Media:
         self._verdict: bool | None = None
         self._streams = 0
         self._drains: list[Drain] = []
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the tensors are given up: no attempt can be sent them any more."""
+        return self._verdict is not None
 
     def reading(self, drain: Drain) -> None:
         self._streams += 1

@@ -7,7 +7,7 @@ of engines is in `engines.probe`.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2
@@ -33,6 +33,12 @@ if TYPE_CHECKING:  # the pure part needs no grpclib
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 MIB = 1 << 20
+
+Pairing = Literal["prefill_first", "together"]
+"""The order of a pair's legs.  `prefill_first`: what the prefill leg's end says goes into the decode leg's message.
+`together`: the engines meet where both messages say.
+"""
+
 _NOTHING_SAID = Sampling()
 _ASKED_BY = {"constraint": "response_format"}  # what clients call it
 
@@ -59,7 +65,8 @@ class Engine(Protocol):
 
     `modalities`: what it takes at all.  `takes_references`: media by URL.  `takes_segments`: tensors by files in
     /dev/shm; `keeps_segments`: it hands their names on, so that each needs a file of its own which is never written
-    again.
+    again.  `pairing`: how its workers serve a request in pairs, see `Pairing`; None when they cannot.
+    `room_bits`: how large the number of a meeting may be.
     """
 
     @property
@@ -85,6 +92,12 @@ class Engine(Protocol):
 
     @property
     def keeps_segments(self) -> bool: ...
+
+    @property
+    def pairing(self) -> Pairing | None: ...
+
+    @property
+    def room_bits(self) -> int: ...
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
         """In which form it wants media.
@@ -156,6 +169,8 @@ class GrpcEngine(ABC):
     takes_references: ClassVar[bool] = False
     takes_segments: ClassVar[bool] = False
     keeps_segments: ClassVar[bool] = False
+    pairing: ClassVar[Pairing | None] = None
+    room_bits: ClassVar[int] = 31
     unsendable: ClassVar[tuple[str, ...]] = ()
     max_message_bytes: int | None = None
 

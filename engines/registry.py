@@ -25,7 +25,7 @@ from engines.breaker import Breaker, BreakerSettings, BreakerState
 from engines.channel import WorkerChannels, parse_url
 from engines.health import HealthSettings, Life
 from engines.ranks import check_rank, ranked_url
-from engines.worker import Status, Worker, WorkerSpec
+from engines.worker import Status, Worker, WorkerSpec, WorkerType
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ class RegistrySettings(msgspec.Struct, frozen=True):
     """Field names follow the flags; all times in seconds.
 
     `drain_settle_s`: how long a worker that is removed keeps its connections at least; `drain_grace_s`: how long it
-    then waits for requests in flight.  `aliases`: further names of models, whichever worker serves them.
+    then waits for requests in flight.  `aliases`: further names of models, whichever worker serves them.  `roles`: the
+    worker types this gateway serves with.
     """
 
     health: HealthSettings = HealthSettings()
@@ -44,6 +45,7 @@ class RegistrySettings(msgspec.Struct, frozen=True):
     connect_timeout_s: float = 10.0
     dp_aware: bool = False
     aliases: Mapping[str, str] = {}
+    roles: tuple[WorkerType, ...] = ("regular",)
 
 
 class RegistryError(Exception):
@@ -122,14 +124,23 @@ class Registry:
             return name or None
         return next((worker.model_id for worker in workers if name in worker.aliases), None)
 
-    def workers_of(self, model: str, *, healthy_only: bool = True) -> list[Worker]:
-        """Workers that serve `model` (its id or an alias)."""
+    def workers_of(self, model: str, role: str | None = None, *, healthy_only: bool = True) -> list[Worker]:
+        """Workers that serve `model` (its id or an alias), all or those of one role."""
         name = self.model_of(model)
         return [
             worker
             for worker in self._workers.values()
-            if name is not None and worker.model_id == name and (worker.is_healthy or not healthy_only)
+            if name is not None
+            and worker.model_id == name
+            and role in (None, worker.worker_type)
+            and (worker.is_healthy or not healthy_only)
         ]
+
+    @property
+    def missing_role(self) -> str | None:
+        """A role without a healthy worker, so that nothing can be served; None when all are filled."""
+        filled = {worker.worker_type for worker in self._workers.values() if worker.is_healthy}
+        return next((role for role in self._settings.roles if role not in filled), None)
 
     # ------------------------------------------------------------ changed
 
@@ -140,7 +151,7 @@ class Registry:
         that has failed is replaced.
         """
         url = canonical_url(spec.url)
-        _check_spec(spec)
+        _check_spec(spec, self._settings.roles)
         self._make_room(url)
         return self._open(spec, url, rank=None)
 
@@ -155,7 +166,7 @@ class Registry:
             raise WorkerNotFound(f"the worker {worker_id!r} is draining")
         if canonical_url(spec.url) != worker.address:
             raise WorkerRefused(f"the worker's URL is {worker.address}, not {spec.url}: remove it and add another")
-        _check_spec(spec)
+        _check_spec(spec, self._settings.roles)
         before, worker.spec = worker.spec, spec
         if msgspec.structs.replace(before, priority=spec.priority, cost=spec.cost, url=spec.url) != spec:
             self._introduce_again(worker)
@@ -287,8 +298,11 @@ def canonical_url(url: str) -> str:
     return f"{'grpcs' if address.is_tls else 'grpc'}://{host}:{address.port}"
 
 
-def _check_spec(spec: WorkerSpec) -> None:
-    if spec.worker_type != "regular":
-        raise WorkerRefused(f"{spec.url}: {spec.worker_type} workers are not supported yet, only regular ones")
+def _check_spec(spec: WorkerSpec, roles: tuple[WorkerType, ...]) -> None:
+    if spec.worker_type not in roles:
+        raise WorkerRefused(
+            f"{spec.url}: a {spec.worker_type} worker gets no requests here, this gateway serves with "
+            f"{' and '.join(roles)} workers (--pd-disaggregation decides)"
+        )
     if spec.multimodal_tensor_transport == "rdma":
         raise WorkerRefused(f"{spec.url}: multimodal_tensor_transport rdma is not supported yet (inline, shm, auto)")

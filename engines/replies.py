@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from engines.base import Chunk, EngineError, EngineRequest, Event, Finished, TokenLogprob, TopLogprob
+from engines.leg import Handoff
 
 UNBOUNDED_TOKENS = 1 << 22  # of a choice whose request named no limit
 SURPLUS_TOKENS = 64  # an engine that guesses ahead may end a few tokens late
@@ -83,6 +84,7 @@ class StreamReplies:
             prompt_tokens=body.prompt_tokens,
             completion_tokens=total,
             cached_tokens=body.cached_tokens,
+            handoff=self.handoff(body),
         )
 
     def _check_tokens(self, tokens: int) -> None:
@@ -95,6 +97,10 @@ class StreamReplies:
     def finish_reason(self, body: Any) -> str:
         return str(body.finish_reason)
 
+    def handoff(self, body: Any) -> Handoff | None:
+        """What the end of a prefill leg says for the decode leg."""
+        return None
+
     def matched_stop(self, body: Any) -> int | str | None:
         """The end token's id or the stop string, when the engine says."""
         matched = body.WhichOneof("matched_stop")
@@ -103,6 +109,25 @@ class StreamReplies:
     def logprobs(self, body: Any) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of the tokens of this message; empty when the engine sent none."""
         return columns(body.output_logprobs) if body.HasField("output_logprobs") else ()
+
+
+class PrefillReplies(StreamReplies):
+    """A prefill leg whose engine hands over by itself: what it says is no part of the answer, only that it goes on."""
+
+    def event(self, message: Any) -> Event:
+        kind = message.WhichOneof("response")
+        if kind == "complete":
+            self._open.discard(getattr(message.complete, self.index_field))
+        return Chunk(0, ())
+
+    def end(self) -> None:
+        """However many choices it told the end of."""
+
+
+def replies_to(request: EngineRequest) -> StreamReplies:
+    """The rules for a whole request, or for the leg of a pair whose engines meet."""
+    is_prefill = request.leg is not None and request.leg.role == "prefill"
+    return PrefillReplies(request) if is_prefill else StreamReplies(request)
 
 
 def columns(told: Any) -> tuple[TokenLogprob, ...]:

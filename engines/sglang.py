@@ -15,7 +15,7 @@ from engines import labels
 from engines.base import EngineRequest, Form, MediaBatch, Modality
 from engines.batch import primary_tensor, side_tensors
 from engines.engine import MIB, GrpcEngine
-from engines.replies import StreamReplies
+from engines.replies import StreamReplies, replies_to
 from engines.transport import Handle
 from engines.wire import Part, field, splice
 
@@ -61,8 +61,15 @@ def build(request: EngineRequest, attempt_id: str) -> list[Part]:
         top_logprobs_num=sampling.logprobs or 0,
         stream=request.stream,
     )
+    leg = request.leg
+    if leg is not None and leg.meeting is not None:
+        message.disaggregated_params.CopyFrom(
+            pb.DisaggregatedParams(
+                bootstrap_host=leg.meeting.host, bootstrap_port=leg.meeting.port, bootstrap_room=leg.meeting.room
+            )
+        )
     parts: list[Part] = [message.SerializeToString()]
-    for batch in request.media:
+    for batch in request.media if leg is None or leg.media == "whole" else ():
         parts += _pictures(batch)
     return parts
 
@@ -125,6 +132,7 @@ class SglangEngine(GrpcEngine):
     service = "sglang.grpc.scheduler.SglangScheduler"
     messages = pb
     modalities = frozenset({Modality.IMAGE})
+    pairing = "together"
     max_message_bytes = 256 * MIB
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
@@ -141,7 +149,7 @@ class SglangEngine(GrpcEngine):
         return build(request, attempt_id)
 
     def replies(self, request: EngineRequest) -> StreamReplies:
-        return StreamReplies(request)
+        return replies_to(request)
 
     def _abortion(self, attempt_id: str) -> Message:
         request: Message = pb.AbortRequest(request_id=attempt_id, reason="the gateway dropped the generation")

@@ -15,7 +15,8 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from engines import labels
 from engines.base import EngineRequest, Form, MediaBatch, MediaItem, Modality, Sampling, Tensor
 from engines.engine import MIB, GrpcEngine
-from engines.replies import StreamReplies
+from engines.leg import Leg
+from engines.replies import StreamReplies, replies_to
 from engines.transport import Handle, Outgoing
 from engines.wire import Part, field
 
@@ -63,10 +64,33 @@ def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Hand
         top_logprobs_num=sampling.logprobs or 0,
         stream=request.stream,
     )
+    leg = request.leg
+    if leg is not None:
+        _tell_meetings(message, leg)
     parts: list[Part] = [message.SerializeToString()]
     for key, batch, item in _in_prompt_order(request):
-        parts += field([_MM_INPUTS, _ITEMS], _item(key, batch, item, placements))
+        parts += field([_MM_INPUTS, _ITEMS], _item(key, batch, item, placements, with_pixels=_has_pixels(leg)))
     return parts
+
+
+def _tell_meetings(message: pb.GenerateRequest, leg: Leg) -> None:
+    if leg.meeting is not None:
+        message.kv_bootstrap_info.CopyFrom(
+            pb.KvBootstrapInfo(
+                bootstrap_host=leg.meeting.host, bootstrap_port=leg.meeting.port, bootstrap_room=leg.meeting.room
+            )
+        )
+    for index, encoder in enumerate(leg.encoders):
+        message.encode_bootstrap_info.items.add(
+            item_index=index,
+            bootstrap_host=encoder.host,
+            bootstrap_port=encoder.port,
+            bootstrap_room=encoder.room,
+        )
+
+
+def _has_pixels(leg: Leg | None) -> bool:
+    return leg is None or leg.media == "whole"
 
 
 def sampling_params(sampling: Sampling) -> pb.SamplingParams:
@@ -109,11 +133,14 @@ def tensors(request: EngineRequest) -> list[Outgoing]:
     found = []
     for key, _, item in _in_prompt_order(request):
         found += [Outgoing(key + name, tensor, inline_only=name in _BY_VALUE) for name, tensor in item.side.items()]
-        found.append(Outgoing(key + _PRIMARY, item.primary))
+        if _has_pixels(request.leg):
+            found.append(Outgoing(key + _PRIMARY, item.primary))
     return found
 
 
-def _item(key: str, batch: MediaBatch, item: MediaItem, placements: Mapping[str, Handle]) -> Sequence[Part]:
+def _item(
+    key: str, batch: MediaBatch, item: MediaItem, placements: Mapping[str, Handle], *, with_pixels: bool
+) -> Sequence[Part]:
     """One MultimodalItem, the encoder's bytes written by hand behind the rest."""
     message = pb.MultimodalItem(
         modality=_MODALITIES[batch.modality],
@@ -128,6 +155,8 @@ def _item(key: str, batch: MediaBatch, item: MediaItem, placements: Mapping[str,
         if not data.HasField("shm"):
             data.inline = b"".join(tensor.buffers)
         message.model_specific_tensors[name].CopyFrom(data)
+    if not with_pixels:
+        return [message.SerializeToString()]
     data = _tensor_data(item.primary, placements.get(key + _PRIMARY))
     payload = [] if data.HasField("shm") else field([_INLINE], item.primary.buffers)
     return [message.SerializeToString(), *field([_ENCODER_INPUT], [data.SerializeToString(), *payload])]
@@ -158,6 +187,8 @@ class TokenSpeedEngine(GrpcEngine):
     modalities = frozenset(Modality)
     takes_segments = True
     keeps_segments = True
+    pairing = "together"
+    room_bits = 63
     max_message_bytes = 256 * MIB
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
@@ -180,7 +211,7 @@ class TokenSpeedEngine(GrpcEngine):
         return build(request, attempt_id, placements)
 
     def replies(self, request: EngineRequest) -> StreamReplies:
-        return StreamReplies(request)
+        return replies_to(request)
 
     def _abortion(self, attempt_id: str) -> Message:
         request: Message = pb.AbortRequest(request_id=attempt_id, reason="the gateway dropped the generation")

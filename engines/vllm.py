@@ -7,6 +7,7 @@ attempts, retries and aborts are decided in `engines.dispatch`.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
@@ -14,6 +15,7 @@ from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
 from engines.base import EngineRequest, MediaBatch, MediaReference, Modality, Sampling, Tensor
 from engines.batch import primary_tensor, side_tensors
 from engines.engine import GrpcEngine
+from engines.leg import Handoff, Leg, MediaShare
 from engines.replies import StreamReplies
 from engines.transport import Handle, Outgoing
 from engines.wire import Part, field
@@ -49,12 +51,26 @@ def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Hand
         sampling_params=sampling_params(request.sampling),
         stream=request.stream,
     )
+    if request.leg is not None:
+        _tell_handover(message, request.leg)
     parts: list[Part] = [message.SerializeToString()]
     for number, batch in zip(_batch_fields(request), request.media, strict=True):
-        parts += field([number], _multimodal_inputs(batch, placements))
+        parts += field([number], _share(batch, media_share(request), placements))
     if request.references:
         parts += field([_MEDIA_REFS], _media_refs(request.references))
     return parts
+
+
+def _tell_handover(message: vllm_engine_pb2.GenerateRequest, leg: Leg) -> None:
+    if leg.kv_params:
+        message.kv_transfer_params_json = leg.kv_params
+    if leg.kv_address is not None:
+        host, port = leg.kv_address
+        message.kv_transfer_params.CopyFrom(vllm_engine_pb2.KvTransferParams(remote_host=host, remote_port=port))
+
+
+def media_share(request: EngineRequest) -> MediaShare:
+    return "whole" if request.leg is None else request.leg.media
 
 
 def _batch_fields(request: EngineRequest) -> list[int]:
@@ -93,10 +109,16 @@ def sampling_params(sampling: Sampling) -> vllm_engine_pb2.SamplingParams:
 
 def tensors(request: EngineRequest) -> list[Outgoing]:
     """Every tensor of the message, side tensors first, as the transport places them."""
-    return [outgoing for batch in request.media for outgoing in _batch_tensors(batch)]
+    share = media_share(request)
+    return [outgoing for batch in request.media for outgoing in _batch_tensors(batch, share)]
 
 
-def _batch_tensors(batch: MediaBatch) -> list[Outgoing]:
+def _batch_tensors(batch: MediaBatch, share: MediaShare) -> list[Outgoing]:
+    if share == "hashes":
+        return []
+    if share == "identity":
+        found = _identifying_tensors(batch).items()
+        return [Outgoing(_placement_key(batch, name), tensor, inline_only=True) for name, tensor in found]
     side = [
         Outgoing(_placement_key(batch, name), tensor, inline_only=name in _BY_VALUE)
         for name, tensor in side_tensors(batch).items()
@@ -108,25 +130,61 @@ def _placement_key(batch: MediaBatch, name: str) -> str:
     return f"{batch.modality.value}/{name}"
 
 
-def _multimodal_inputs(batch: MediaBatch, placements: Mapping[str, Handle]) -> list[Part]:
-    """One MultimodalInputs, its primary tensor written by hand behind the rest."""
-    layout = batch.layout
-    wire_name = layout.encoder_input_key or _PRIMARY
+def _share(batch: MediaBatch, share: MediaShare, placements: Mapping[str, Handle]) -> list[Part]:
+    """What of a batch this message has, as one MultimodalInputs."""
+    if share == "hashes":
+        hashes = [item.content_hash for item in batch.items]
+        told = vllm_engine_pb2.MultimodalInputs(mm_hashes=hashes, modality=_MODALITIES[batch.modality])
+        return [told.SerializeToString()]
+    return [_identity(batch).SerializeToString()] if share == "identity" else _multimodal_inputs(batch, placements)
+
+
+def _identity(batch: MediaBatch) -> vllm_engine_pb2.MultimodalInputs:
+    """For a decode worker that gets keys and values of every token: where the items are, which, and their grids."""
+    layout, side = batch.layout, _identifying_tensors(batch)
+    told = _placed(batch)
+    told.batched_keys.extend(key for key in layout.batched if key in side)
+    told.keep_on_cpu_keys.extend(key for key in layout.keep_on_cpu if key in side)
+    told.flat_keys.update({key: sizes for key, sizes in layout.flat.items() if key in side})
+    for name, tensor in side.items():
+        data = _tensor_data(tensor, None)
+        data.inline = b"".join(tensor.buffers)
+        told.model_specific_tensors[name].CopyFrom(data)
+    return told
+
+
+def _identifying_tensors(batch: MediaBatch) -> dict[str, Tensor]:
+    """Grids and times, and the sizes of those that are flat."""
     side = side_tensors(batch)
-    present = {wire_name, *side}
-    message = vllm_engine_pb2.MultimodalInputs(
+    names = {name for name in side if name in _BY_VALUE}
+    names |= {sizes for name, sizes in batch.layout.flat.items() if name in names}
+    return {name: tensor for name, tensor in side.items() if name in names}
+
+
+def _placed(batch: MediaBatch) -> vllm_engine_pb2.MultimodalInputs:
+    """Which items, and where in the prompt."""
+    return vllm_engine_pb2.MultimodalInputs(
         im_token_id=batch.token_id,
         mm_placeholders=[
             vllm_engine_pb2.PlaceholderRange(offset=item.structural.offset, length=item.structural.length)
             for item in batch.items
         ],
         mm_hashes=[item.content_hash for item in batch.items],
-        batched_keys=[key for key in layout.batched if key in present],
-        flat_keys={key: sizes for key, sizes in layout.flat.items() if key in present and sizes in present},
-        keep_on_cpu_keys=layout.keep_on_cpu,
         modality=_MODALITIES[batch.modality],
-        encoder_input_key=layout.encoder_input_key,
+        encoder_input_key=batch.layout.encoder_input_key,
     )
+
+
+def _multimodal_inputs(batch: MediaBatch, placements: Mapping[str, Handle]) -> list[Part]:
+    """One MultimodalInputs, its primary tensor written by hand behind the rest."""
+    layout = batch.layout
+    wire_name = layout.encoder_input_key or _PRIMARY
+    side = side_tensors(batch)
+    present = {wire_name, *side}
+    message = _placed(batch)
+    message.batched_keys.extend(key for key in layout.batched if key in present)
+    message.flat_keys.update({key: sizes for key, sizes in layout.flat.items() if key in present and sizes in present})
+    message.keep_on_cpu_keys.extend(layout.keep_on_cpu)
     for name, tensor in side.items():
         data = _tensor_data(tensor, placements.get(_placement_key(batch, name)))
         if not data.HasField("shm"):
@@ -167,6 +225,11 @@ class VllmReplies(StreamReplies):
 
     repeats_all = False
 
+    def handoff(self, body: Any) -> Handoff | None:
+        identity = body.media_identity.SerializeToString() if body.HasField("media_identity") else b""
+        params = body.kv_transfer_params_json
+        return Handoff(params, identity) if params or identity else None
+
 
 class VllmEngine(GrpcEngine):
     """One vLLM worker behind its channels."""
@@ -177,6 +240,7 @@ class VllmEngine(GrpcEngine):
     modalities = frozenset({Modality.IMAGE, Modality.VIDEO})
     takes_references = True
     takes_segments = True
+    pairing = "prefill_first"
 
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return tensors(request)

@@ -46,12 +46,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A registration as it comes by flag or `POST /workers` (decodes from its JSON; unknown fields are ignored).
 
     `labels` win over what the engine says.  `multimodal_tensor_transport` and `multimodal_shm_min_bytes` win over the
-    gateway's flags for this worker.  `priority` and `cost` are shown and not used by any policy yet.
+    gateway's flags for this worker.  `bootstrap_host` and `bootstrap_port`: where a prefill worker waits for the decode
+    workers of its pairs; host of the URL and 8998 when unset.  `priority` and `cost` are shown and not used by any
+    policy yet.
     """
 
     url: str
     runtime_type: RuntimeName | None = None
     worker_type: WorkerType = "regular"
+    bootstrap_host: str | None = None
+    bootstrap_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     labels: Mapping[str, str] = {}
     models: tuple[ModelSpec, ...] = ()
     priority: int = 50
@@ -268,6 +272,8 @@ class Worker:
         }
         if self.rank is not None:
             shown["dp_rank"] = self.rank
+        if self.spec.bootstrap_port is not None:
+            shown["bootstrap_port"] = self.spec.bootstrap_port
         shown.update(self.kv)
         if self.failure and not self.is_healthy:
             shown["error"] = self.failure

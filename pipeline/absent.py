@@ -15,9 +15,8 @@ LATER_FLAGS: Mapping[str, str] = {
     "configurable buckets": "--prometheus-duration-buckets",
     "log files": "--log-dir",
     "a port of its own for health checks": "--health-check-port",
-    "prefill/decode disaggregation": "--pd-disaggregation --prefill --decode --prefill-policy --decode-policy "
-    "--prefill-max-inflight-requests-per-worker --prefill-queue-size --prefill-queue-timeout-secs "
-    "--pd-admission-wait-secs",
+    "an admission window of prefill and decode workers": "--prefill-max-inflight-requests-per-worker "
+    "--prefill-queue-size --prefill-queue-timeout-secs --pd-admission-wait-secs --pd-pairing-mode",
     "encode/prefill/decode disaggregation": "--epd-disaggregation --encode --encode-policy",
     "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
     "conversations and background responses": "--history-memory-max-items --max-background-responses",

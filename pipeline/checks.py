@@ -49,6 +49,7 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
     values["workers"]["urls"] = tuple(dict.fromkeys(urls))
     if len(set(urls)) < len(urls):
         yield "--worker-urls names a worker twice; it is used once"
+    yield from _check_pairs(values["pairs"], values["workers"])
     if server["api_key"] is None and not ip_address(server["host"]).is_loopback:
         yield f"listening on {server['host']} without --api-key: whoever reaches it may use it and register workers"
     if values["pool"]["ring_bytes"] > memory_bytes():
@@ -79,6 +80,39 @@ def check_aliases(pairs: tuple[str, ...]) -> tuple[str, ...]:
         if models.setdefault(alias, model) != model:
             refuse("model_alias", pair, f"Must not stand for two models, the other is {models[alias]}")
     return tuple(f"{alias}={model}" for alias, model in models.items())
+
+
+def _check_pairs(pairs: dict[str, Any], workers: dict[str, Any]) -> Iterator[str]:
+    """Every worker in one form, `URL PORT` or `URL`; a worker has one role."""
+    for role in ("prefill", "decode"):
+        pairs[role] = tuple(dict.fromkeys(_check_leg(role, text) for text in pairs[role]))
+    urls = {role: {text.split()[0] for text in pairs[role]} for role in ("prefill", "decode")}
+    for url in urls["prefill"] & urls["decode"]:
+        refuse("decode", url, "Is a prefill worker already: a worker has one role")
+    if not pairs["enabled"]:
+        for field in ("prefill", "decode", "prefill_policy", "decode_policy"):
+            given = pairs[field]
+            if given:
+                refuse(field, given if isinstance(given, str) else given[0], "Only with --pd-disaggregation")
+        return
+    if workers["urls"]:
+        refuse("worker_url", workers["urls"][0], "Not with --pd-disaggregation: use --prefill and --decode")
+    for role in ("prefill", "decode"):
+        if not pairs[role]:
+            yield f"--pd-disaggregation without --{role}: nothing is served until POST /workers adds one"
+
+
+def _check_leg(role: str, text: str) -> str:
+    words = text.split()
+    if len(words) > 2:
+        refuse(role, text, "Names one worker each time, URL [PORT]")
+    url = check_worker_url(words[0] if words else "", role)
+    port = words[1] if len(words) == 2 else "none"
+    if port.lower() == "none":
+        return url
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        refuse(role, text, "The port where decode workers meet it must be from 1 to 65535, or none")
+    return f"{url} {int(port)}"
 
 
 def check_address(field: str, text: str) -> str:
@@ -120,14 +154,14 @@ def _media_host(text: str) -> str:
     return text
 
 
-def check_worker_url(text: str) -> str:
+def check_worker_url(text: str, field: str = "worker_url") -> str:
     """A worker's URL with its scheme; a bare host:port is gRPC."""
     url = text.strip()
     scheme = url.split("://", 1)[0] if "://" in url else ""
     if scheme in ("http", "https", "ipc"):
-        refuse("worker_url", text, f"gRPC workers only, {scheme}:// cannot be served: use grpc:// or grpcs://")
+        refuse(field, text, f"gRPC workers only, {scheme}:// cannot be served: use grpc:// or grpcs://")
     if scheme not in ("", "grpc", "grpcs") or url.startswith(("unix:", "/")):
-        refuse("worker_url", text, "URL must start with a lowercase grpc:// or grpcs:// scheme, or be host:port")
+        refuse(field, text, "URL must start with a lowercase grpc:// or grpcs:// scheme, or be host:port")
     url = url if scheme else f"grpc://{url}"
     try:
         parts = urlsplit(url)
@@ -135,7 +169,7 @@ def check_worker_url(text: str) -> str:
     except ValueError:
         whole = False
     if not whole:
-        refuse("worker_url", text, "Must be host:port with a port from 1 to 65535 and nothing after it")
+        refuse(field, text, "Must be host:port with a port from 1 to 65535 and nothing after it")
     return url.rstrip("/")
 
 

@@ -17,6 +17,7 @@ from pipeline.sections import (
     Media,
     Metrics,
     Model,
+    Pairs,
     Pool,
     Responses,
     Routing,
@@ -35,6 +36,7 @@ __all__ = [
     "Media",
     "Metrics",
     "Model",
+    "Pairs",
     "Pool",
     "Responses",
     "Routing",
@@ -85,6 +87,7 @@ class Config(msgspec.Struct, frozen=True):
     model: Model = Model()
     workers: Workers = Workers()
     routing: Routing = Routing()
+    pairs: Pairs = Pairs()
     pool: Pool = Pool()
     responses: Responses = Responses()
     metrics: Metrics = Metrics()

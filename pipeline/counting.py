@@ -24,7 +24,8 @@ class TokenCounter:
     async def count(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> int:
         """Raises GatewayError with the code of the step that failed."""
         known = self._registry.workers_of(model.model, healthy_only=False)
-        check_items(model, plan.parts, engine_limits(known))
+        takers = [worker for worker in known if worker.worker_type != "decode"]
+        check_items(model, plan.parts, engine_limits(takers))
         text = model.bundle.template.render(plan.messages, model.anchors, **plan.template_variables)
         ids = await model.bundle.tokenizer.encode(text, most=UNKNOWN_WINDOW)
         counts = Counter(part.modality for part in plan.parts)

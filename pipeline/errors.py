@@ -7,7 +7,16 @@ clients never holds payloads, internal addresses or stack traces; whoever raises
 import re
 from typing import Any, ClassVar
 
-from engines.base import EngineError, MessageTooLarge, ModalityRefused, NoWorker, ParameterRefused, SchemeRefused
+from engines.base import (
+    EngineError,
+    MessageTooLarge,
+    ModalityRefused,
+    NoWorker,
+    PairRefused,
+    ParameterRefused,
+    SchemeRefused,
+)
+from engines.leg import Role
 
 # code -> status.  docs/errors.md is generated from this table; a test holds both, and the raised codes, together.
 STATUS_OF_CODE = {
@@ -68,10 +77,29 @@ STATUS_OF_CODE = {
     "tokenizer_not_ready": 503,
     "request_timeout": 504,
     "internal_error": 500,
+    # a pair of engine workers
+    "runtime_pd_not_supported": 400,
+    "pd_decode_language_model_only_mrope": 400,
+    "pd_decode_language_model_only_n_samples": 400,
+    "pd_decode_missing_kv_transfer_params": 502,
     # the engine: status comes from ENGINE_STATUS
     "start_generation_failed": 500,
     "worker_stream_failed": 500,
+    "prefill_worker_failed_to_start": 500,
+    "prefill_stream_error": 500,
+    "decode_worker_failed_to_start": 500,
 }
+
+# Codes whose status is the engine's.
+ENGINE_CODES = frozenset(
+    {
+        "start_generation_failed",
+        "worker_stream_failed",
+        "prefill_worker_failed_to_start",
+        "prefill_stream_error",
+        "decode_worker_failed_to_start",
+    }
+)
 
 # gRPC status of an engine -> (HTTP status, whether another attempt may help).  SMG 1.13's table.
 ENGINE_STATUS = {
@@ -186,10 +214,23 @@ def engine_failure(error: EngineError) -> GatewayError:
         return GatewayError("multimodal_payload_too_large", error.message)
     if isinstance(error, NoWorker):
         return GatewayError("no_available_workers", error.message, retry_after_s=1)
+    if isinstance(error, PairRefused):
+        return GatewayError(error.code, error.message)
     status, _ = ENGINE_STATUS.get(error.status, (500, False))
-    said = without_payloads(error.message)
-    if error.started:
-        return GatewayError("worker_stream_failed", f"The engine failed: {said}", status=status)
     retry_after_s = 1 if status in (429, 503) else None
-    message = f"Failed to start generation: {said}"
-    return GatewayError("start_generation_failed", message, status=status, retry_after_s=retry_after_s)
+    code, words = _code_and_words(error.role, error.started)
+    wait = None if code == "worker_stream_failed" else retry_after_s
+    return GatewayError(code, f"{words}: {without_payloads(error.message)}", status=status, retry_after_s=wait)
+
+
+def _code_and_words(role: Role | None, started: bool) -> tuple[str, str]:
+    """`role`: the leg of a pair that failed, None for a single worker.  `started`: it had begun to answer."""
+    if role == "prefill":
+        if started:
+            return "prefill_stream_error", "Prefill stream error"
+        return "prefill_worker_failed_to_start", "Prefill worker failed to start"
+    if started:
+        return "worker_stream_failed", "The engine failed"
+    if role == "decode":
+        return "decode_worker_failed_to_start", "Decode worker failed to start"
+    return "start_generation_failed", "Failed to start generation"

@@ -40,6 +40,8 @@ _EXAMPLES = """examples:
   python gateway.py --tls-cert-path chain.pem --tls-key-path key.pem --ca-cert-paths ca.pem --worker-urls grpcs://a:443
   # what would be in force, and why
   python gateway.py --check-config --log-level debug
+  # prefill and decode on engine workers of their own
+  python gateway.py --pd-disaggregation --prefill grpc://p1:50051 8998 --prefill grpc://p2:50051 --decode grpc://d1:50051
   # no engine at hand: the built-in one, one answer of each kind
   python gateway.py --demo --once"""
 
@@ -100,6 +102,13 @@ class _Refused(argparse.Action):
         namespace.refused = [*namespace.refused, option]
 
 
+class _OneMore(argparse.Action):
+    """A flag that stands once for each value: the words behind it, joined by a blank."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), " ".join(values)))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="gateway.py",
@@ -136,6 +145,10 @@ def _shape(one: Declared) -> dict[str, Any]:
         return {**facts, "action": "store_const", "const": not one.setting.inverted}
     if one.known:
         return {**facts, "choices": one.known, "metavar": "{" + ",".join(one.choices) + "}"}
+    if one.setting.words:
+        names = tuple(one.setting.words.split())
+        alone = len(names) == 1
+        return {**facts, "action": _OneMore, "nargs": 1 if alone else "+", "metavar": names[0] if alone else names}
     if one.kind is tuple and not one.setting.comma:
         words = {"workers.urls": "URL", "tls.ca_cert_paths": "FILE", "model.aliases": "ALIAS=MODEL"}
         adding = {"action": "extend"} if one.setting.repeats else {}

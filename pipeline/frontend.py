@@ -77,7 +77,7 @@ class Frontend:
     def __init__(self, link: FrontendLink, config: Config) -> None:
         self._link = link
         self._config = config
-        self._metrics = Metrics()
+        self._metrics = Metrics("pd" if config.pairs.enabled else "regular")
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
@@ -160,11 +160,11 @@ class Frontend:
         workers = WorkerRoutes(self._registry, bodies)
         sites = await self._listen(all_routes(stations, admin, workers, counter))
         self._start(self._watch_lag())
-        for url in config.workers.urls:
+        for spec in _worker_specs(config):
             try:
-                await self._registry.add(WorkerSpec(url=url))
+                await self._registry.add(spec)
             except RegistryError as error:
-                _log.error("worker refused url=%s reason=%s", url, error)
+                _log.error("worker refused url=%s reason=%s", spec.url, error)
         return sites
 
     def _open_segments(self) -> SegmentStore:
@@ -231,6 +231,7 @@ class Frontend:
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
             aliases=dict(pair.split("=", 1) for pair in self._config.model.aliases),
+            roles=("prefill", "decode") if self._config.pairs.enabled else ("regular",),
         )
         registry = Registry(settings, self._metrics, prepare=self._introduced, tls=_worker_tls(self._config.tls))
         self._closing.push_async_callback(registry.close)
@@ -315,7 +316,8 @@ class Frontend:
 
     def _ready_text(self) -> str:
         config = self._config
-        urls = ", ".join(config.workers.urls) or "none yet (POST /workers adds one, --demo brings one)"
+        given = ", ".join(spec.url for spec in _worker_specs(config))
+        urls = given or "none yet (POST /workers adds one, --demo brings one)"
         scheme = "https" if config.tls.cert_path else "http"
         text = (
             f"listening on {scheme}://{_bracketed(config.server.host)}:{config.server.port} engines: {urls} "
@@ -331,7 +333,7 @@ class Frontend:
             return "draining"
         if not self._pool.processes_alive:
             return "no pool process"
-        if not any(worker.is_healthy for worker in self._registry.workers):
+        if self._registry.missing_role is not None:
             return "insufficient healthy workers"
         return None
 
@@ -407,6 +409,15 @@ def _worker_tls(tls: Tls) -> ssl.SSLContext | None:
     return worker_tls(tls.ca_cert_paths, certificate) if certificate or tls.ca_cert_paths else None
 
 
+def _worker_specs(config: Config) -> list[WorkerSpec]:
+    """The workers of the command line."""
+    found = [WorkerSpec(url=url) for url in config.workers.urls]
+    for text in config.pairs.prefill:
+        url, _, port = text.partition(" ")
+        found.append(WorkerSpec(url=url, worker_type="prefill", bootstrap_port=int(port) if port else None))
+    return [*found, *(WorkerSpec(url=url, worker_type="decode") for url in config.pairs.decode)]
+
+
 def _dispatch_settings(config: Config) -> DispatchSettings:
     workers = config.workers
     retry = RetrySettings(
@@ -416,6 +427,7 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
         multiplier=workers.retry_backoff_multiplier,
         jitter=workers.retry_jitter,
     )
+    policies = {"prefill": config.pairs.prefill_policy, "decode": config.pairs.decode_policy}
     widths = config.transport
     dtypes = {"vllm": widths.vllm_dtype, "tokenspeed": widths.tokenspeed_dtype}
     tokenspeed = {
@@ -426,6 +438,8 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
     return DispatchSettings(
         policy=workers.policy,
         policies=_policy_settings(config),
+        in_pairs=config.pairs.enabled,
+        role_policies={role: policy for role, policy in policies.items() if policy},
         retry=retry,
         encoder_dtypes={runtime: dtype for runtime, dtype in dtypes.items() if dtype},
         modality_dtypes={"tokenspeed": {modality: dtype for modality, dtype in tokenspeed.items() if dtype}},

@@ -90,6 +90,11 @@ DECLARATIONS: tuple[Declaration, ...] = (
         "Times a worker was chosen, by policy",
     ),
     _counter("smg_worker_retries_total", ("worker_type", "endpoint"), "Further attempts after a failed one"),
+    _counter(
+        "smg_pd_kv_transfer_failures_total",
+        (),
+        "Prefill legs that were asked for kv_transfer_params and returned none: decode computed the prompt again",
+    ),
     # media
     _counter(
         "smg_mm_processing_total",

@@ -28,7 +28,7 @@ _MAX_MODELS = 1024
 _MAX_VALUES = 256  # of any other label
 
 # The parts of SMG's router labels that never vary here: gRPC to engines.
-_ROUTER, _BACKEND, _MODE = "grpc", "regular", "grpc"
+_ROUTER, _MODE = "grpc", "grpc"
 
 _BREAKER_STATES = ("closed", "open", "half_open")  # the gauge's values
 _WORKER_SERIES = frozenset(one.name for one in DECLARATIONS if one.labels[:1] == ("worker",))
@@ -58,7 +58,9 @@ class _Values:
 class Metrics:
     """Observations of one gateway.  Nothing here waits or fails; sizes are bytes, times seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "regular") -> None:
+        """`backend`: the `backend_type` of every series; SMG says "pd" of disaggregated serving."""
+        self._backend = backend
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, unread
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -108,11 +110,11 @@ class Metrics:
         self._counter("smg_router_request_errors_total", *labels, self._word("error_type", error_type)).inc()
 
     def first_token(self, model: str, endpoint: str, seconds: float) -> None:
-        labels = (_ROUTER, _BACKEND, self._model(model), self._word("endpoint", endpoint))
+        labels = (_ROUTER, self._backend, self._model(model), self._word("endpoint", endpoint))
         self._histogram("smg_router_ttft_seconds", *labels).observe(seconds)
 
     def tokens(self, model: str, endpoint: str, prompt: int, completion: int) -> None:
-        labels = (_ROUTER, _BACKEND, self._model(model), self._word("endpoint", endpoint))
+        labels = (_ROUTER, self._backend, self._model(model), self._word("endpoint", endpoint))
         self._counter("smg_router_tokens_total", *labels, "input").inc(prompt)
         self._counter("smg_router_tokens_total", *labels, "output").inc(completion)
 
@@ -208,13 +210,16 @@ class Metrics:
             del self._children[key]
             self._families[key[0]].remove(*key[1:])
 
-    def worker_selected(self, worker: str, policy: str, model: str = "unknown") -> None:
-        labels = (_BACKEND, _MODE, self._model(model), self._word("policy", policy))
+    def worker_selected(self, worker: str, policy: str, worker_type: str, model: str = "unknown") -> None:
+        labels = (self._word("worker_type", worker_type), _MODE, self._model(model), self._word("policy", policy))
         self._counter("smg_worker_selection_total", *labels).inc()
 
     def retried(self, worker_type: str, endpoint: str = "chat") -> None:
         labels = (self._word("worker_type", worker_type), self._word("endpoint", endpoint))
         self._counter("smg_worker_retries_total", *labels).inc()
+
+    def handover_failed(self, worker: str) -> None:
+        self._counter("smg_pd_kv_transfer_failures_total").inc()
 
     def send_seconds(self, seconds: float) -> None:
         self.stage("send", "all", seconds)
@@ -233,7 +238,7 @@ class Metrics:
         return values.of(value)
 
     def _routed(self, model: str, endpoint: str) -> tuple[str, ...]:
-        return _ROUTER, _BACKEND, _MODE, self._model(model), self._word("endpoint", endpoint)
+        return _ROUTER, self._backend, _MODE, self._model(model), self._word("endpoint", endpoint)
 
     def _child(self, name: str, labels: Sequence[str]) -> _Family:
         key = (name, *labels)

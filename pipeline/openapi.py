@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from pipeline.config import Config
-from pipeline.errors import ENGINE_STATUS, STATUS_OF_CODE
+from pipeline.errors import ENGINE_CODES, ENGINE_STATUS, STATUS_OF_CODE
 from pipeline.protocols.described.errors import ERROR_TYPES
 from pipeline.protocols.described.models import DOCUMENT
 from pipeline.protocols.described.operation import Operation, Parameter
@@ -29,8 +29,7 @@ _QUALIFIED = re.compile(r"(?:\w+\.)*(\w+)\.(\w+)")
 _FROM_ENGINE = {status for status, _ in ENGINE_STATUS.values()}
 # Codes whose status is not the table's alone: an engine's decides; a body that does not come is the client's delay.
 _STATUSES: Mapping[str, set[int]] = {
-    "start_generation_failed": _FROM_ENGINE,
-    "worker_stream_failed": _FROM_ENGINE,
+    **dict.fromkeys(sorted(ENGINE_CODES), _FROM_ENGINE),
     "request_timeout": {408, 504},
 }
 _ANY_ROUTE = ("expectation_failed", "internal_error")

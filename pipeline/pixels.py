@@ -306,7 +306,7 @@ class PixelMaker:
             self._cache.note(asked.model.model, found)
 
     def _in_custody(self, segment: Segment, ticket: Ticket) -> Segment:
-        ticket.media.keep(lambda: segment.settle(consumed=ticket.media_consumed, reader=ticket.worker or None))
+        ticket.media.keep(lambda: segment.settle(consumed=ticket.media_consumed, reader=ticket.reader or None))
         return segment
 
     # -- jobs

@@ -12,7 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from engines.affinity import Affinity, Mark
-from engines.base import EngineError, EngineRequest, Form, MediaBatch, MediaReference, Modality, ModalityRefused
+from engines.base import (
+    EngineError,
+    EngineRequest,
+    Form,
+    MediaBatch,
+    MediaReference,
+    Modality,
+    ModalityRefused,
+    NoWorker,
+)
 from engines.dispatch import Dispatcher, Outlook
 from engines.registry import Registry
 from engines.worker import Status, Worker
@@ -136,8 +145,10 @@ class Preparation:
             raise engine_failure(error) from None
 
     def _candidates(self, model: ServedModel) -> list[Worker]:
-        """Workers that may get the request: the healthy ones, else all, so that a health flap does not move a limit."""
-        found = self._registry.workers_of(model.model) or self._registry.workers_of(model.model, healthy_only=False)
+        """Workers that may get the media: the healthy ones, else all, so that a health flap does not move a limit."""
+        found = self._dispatcher.takers(model.model)
+        if not found and self._registry.workers_of(model.model, healthy_only=False):  # of another role
+            raise engine_failure(NoWorker(model.model))
         if not found:
             raise GatewayError("model_not_found", f"No worker available for model '{model.model}'")
         return found

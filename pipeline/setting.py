@@ -20,6 +20,7 @@ POOL = "Preprocessing pool"
 TRANSPORT = "Tensor transport"
 WORKERS = "Engine workers"
 ROUTING = "Choosing a worker"
+PAIRS = "Disaggregated serving"
 RETRIES = "Retries and circuit breakers"
 RESPONSES = "Kept responses"
 STOPPING = "Stopping"
@@ -34,6 +35,7 @@ GROUPS = (
     TRANSPORT,
     WORKERS,
     ROUTING,
+    PAIRS,
     RETRIES,
     RESPONSES,
     STOPPING,
@@ -56,6 +58,7 @@ class Setting(msgspec.Struct, frozen=True):
     inverted          the flag switches the field off
     comma             the flag takes one list with commas
     repeats           a flag of a list adds to it each time it is given
+    words             the flag stands once for each value of a list, which has these words (names for --help)
     secret            never shown
     """
 
@@ -75,6 +78,7 @@ class Setting(msgspec.Struct, frozen=True):
     inverted: bool = False
     comma: bool = False
     repeats: bool = False
+    words: str = ""
     secret: bool = False
 
 
@@ -141,7 +145,7 @@ class Declared(msgspec.Struct, frozen=True):
         if isinstance(value, bool):
             return "on" if value else "off"
         if isinstance(value, tuple):
-            return (", " if self.setting.comma else " ").join(value) or "none"
+            return (", " if self.setting.comma or self.setting.words else " ").join(value) or "none"
         if isinstance(value, float):
             return f"{value / self.setting.scale:.10g}"
         return str(value)

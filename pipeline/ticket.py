@@ -73,7 +73,8 @@ class Ticket:
         self.tensor_bytes = 0
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        self.worker = ""
+        self.worker = ""  # whose answer it is
+        self.reader = ""  # who was sent the tensors
         self.code = ""
         self.message = ""  # of the error answered with, as the client reads it
         self.id_header: str | None = None  # in which an API tells the id beside `x-request-id`

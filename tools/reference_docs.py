@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from pipeline import absent  # noqa: E402
 from pipeline.config import DECLARED, EXIT_CODES  # noqa: E402
-from pipeline.errors import ENGINE_STATUS, STATUS_OF_CODE, kind_of_status  # noqa: E402
+from pipeline.errors import ENGINE_CODES, ENGINE_STATUS, STATUS_OF_CODE, kind_of_status  # noqa: E402
 from pipeline.flags import ACTIONS, SHORTHANDS  # noqa: E402
 from pipeline.metric_table import DECLARATIONS  # noqa: E402
 from pipeline.setting import GROUPS, Declared  # noqa: E402
@@ -84,6 +84,16 @@ MEANINGS: Mapping[str, str] = {
     "resolve_input_failed": "Generate: there is no prompt, or more than one.",
     "start_generation_failed": "The engine refused the request or could not be reached.",
     "worker_stream_failed": "The engine failed after it had started.",
+    "prefill_worker_failed_to_start": "The prefill worker of a pair refused the request or could not be reached.",
+    "prefill_stream_error": "The prefill worker of a pair failed after it had started.",
+    "decode_worker_failed_to_start": "The decode worker of a pair refused the request or could not be reached.",
+    "runtime_pd_not_supported": "The model's prefill workers run an engine that does not work in pairs.",
+    "pd_decode_language_model_only_mrope": "The decode workers are language-model-only, and this model's positions "
+    "need the grids of the media.",
+    "pd_decode_language_model_only_n_samples": "The decode workers are language-model-only and take media for one "
+    "choice only, not for `n`.",
+    "pd_decode_missing_kv_transfer_params": "The prefill worker handed nothing over, and the decode worker is "
+    "language-model-only and cannot compute the prompt itself; not repeated.",
 }
 
 
@@ -171,7 +181,7 @@ def _sorted_flags(table: Mapping[str, str]) -> list[tuple[str, str]]:
 def errors() -> str:
     rows = []
     for code, status in sorted(STATUS_OF_CODE.items(), key=lambda row: (row[1], row[0])):
-        shown = "the engine's" if code in ("start_generation_failed", "worker_stream_failed") else str(status)
+        shown = "the engine's" if code in ENGINE_CODES else str(status)
         kind = "by status" if shown != str(status) else f"`{kind_of_status(status)}`"
         rows.append((shown, f"`{code}`", kind, MEANINGS[code]))
     engine = [
@@ -189,7 +199,7 @@ def errors() -> str:
         "with codes of its own, in capitals.",
         _table(("status", "code", "type", "meaning"), rows),
         "## What an engine's status becomes",
-        "For `start_generation_failed` and `worker_stream_failed`. An attempt is repeated, on a worker chosen anew, "
+        "For the codes whose status is the engine's. An attempt is repeated, on a worker chosen anew, "
         "only before the first byte of the answer.",
         _table(("gRPC status", "HTTP", "repeated"), engine),
     ]

@@ -129,7 +129,7 @@ class GenerationRoute:
         ticket.dispatched()
 
         def media_free(consumed: bool) -> None:
-            ticket.worker = generation.worker.url if generation.worker is not None else ""
+            ticket.reader = generation.taker.url if generation.taker is not None else ""
             ticket.media_free(consumed)
 
         generation = self._stations.dispatcher.generate(

@@ -6,7 +6,7 @@ another setting is a placeholder here (0, "" or None); `computed` says what `pip
 Seconds are floats, bytes are ints.  Flags and variables are called as in SMG 1.11: its command lines carry over.
 """
 
-from pipeline.sections.fleet import Model, Workers
+from pipeline.sections.fleet import Model, Pairs, Workers
 from pipeline.sections.media import Media
 from pipeline.sections.process import Log, Metrics, Pool
 from pipeline.sections.routing import Routing
@@ -19,6 +19,7 @@ __all__ = [
     "Media",
     "Metrics",
     "Model",
+    "Pairs",
     "Pool",
     "Responses",
     "Routing",

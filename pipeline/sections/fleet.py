@@ -9,7 +9,7 @@ import msgspec
 
 from pipeline.absent import LATER_CALL_FORMATS, LATER_THINKING_FORMATS
 from pipeline.parsers import CallFormat, ThinkingFormat
-from pipeline.setting import MODEL, RETRIES, WORKERS, seconds, setting
+from pipeline.setting import MODEL, PAIRS, RETRIES, WORKERS, seconds, setting
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -70,23 +70,21 @@ class Model(msgspec.Struct, frozen=True):
     ] = ()
 
 
+Policy = Literal["cache_aware", "round_robin", "random", "power_of_two", "consistent_hashing", "prefix_hash"]
+_LATER_POLICIES = dict.fromkeys(
+    ("least_load", "manual", "bucket", "passthrough"),
+    "that policy (choose from cache_aware, round_robin, random, power_of_two, consistent_hashing, prefix_hash)",
+)
+
+
 class Workers(msgspec.Struct, frozen=True):
     urls: Annotated[
         tuple[str, ...],
         setting(WORKERS, "--worker-urls", "Engine workers: grpc://host:port, grpcs://host:port or host:port."),
     ] = ()
     policy: Annotated[
-        Literal["cache_aware", "round_robin", "random", "power_of_two", "consistent_hashing", "prefix_hash"],
-        setting(
-            WORKERS,
-            "--policy",
-            "How one of a model's workers is chosen.",
-            later=dict.fromkeys(
-                ("least_load", "manual", "bucket", "passthrough"),
-                "that policy (choose from cache_aware, round_robin, random, power_of_two, consistent_hashing, "
-                "prefix_hash)",
-            ),
-        ),
+        Policy,
+        setting(WORKERS, "--policy", "How one of a model's workers is chosen.", later=_LATER_POLICIES),
     ] = "cache_aware"
     dp_aware: Annotated[
         bool, setting(WORKERS, "--dp-aware", "One worker for every data-parallel rank of an engine (label dp_size).")
@@ -158,3 +156,42 @@ class Workers(msgspec.Struct, frozen=True):
     retry_jitter: Annotated[
         float, setting(RETRIES, "--retry-jitter-factor", "Share of a pause that is left to chance.", ge=0, le=1)
     ] = 0.2
+
+
+class Pairs(msgspec.Struct, frozen=True):
+    enabled: Annotated[
+        bool,
+        setting(PAIRS, "--pd-disaggregation", "Serve every request with a prefill and a decode worker."),
+    ] = False
+    prefill: Annotated[
+        tuple[str, ...],
+        setting(
+            PAIRS,
+            "--prefill",
+            "A prefill worker, and the port where decode workers meet it (8998 when unset or none); repeatable.",
+            words="URL PORT",
+        ),
+    ] = ()
+    decode: Annotated[tuple[str, ...], setting(PAIRS, "--decode", "A decode worker; repeatable.", words="URL")] = ()
+    prefill_policy: (
+        Annotated[
+            Policy,
+            setting(
+                PAIRS,
+                "--prefill-policy",
+                "How the prefill worker is chosen.",
+                computed="--policy",
+                later=_LATER_POLICIES,
+            ),
+        ]
+        | None
+    ) = None
+    decode_policy: (
+        Annotated[
+            Policy,
+            setting(
+                PAIRS, "--decode-policy", "How the decode worker is chosen.", computed="--policy", later=_LATER_POLICIES
+            ),
+        ]
+        | None
+    ) = None

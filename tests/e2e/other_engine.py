@@ -29,11 +29,14 @@ class Recorder(Engine):
 
     def __init__(self, options: argparse.Namespace) -> None:
         labels = dict(text.split("=", 1) for text in options.label)
+        blind = labels.pop("supports_vision", "") == "false"
         path = "" if options.runtime == "trtllm" else str(options.bundle)
         told = {"scheduler_info": {"shm_namespace_id": namespace_id()}} if options.runtime == "tokenspeed" else {}
+        told |= {name: labels.pop(name) for name in list(labels) if name.startswith("kv_")}
         super().__init__(
             runtime=options.runtime,
-            model_info={"served_model_name": options.model, "model_path": path, "tokenizer_path": path, **labels},
+            model_info={"served_model_name": options.model, "model_path": path, "tokenizer_path": path, **labels}
+            | ({"supports_vision": False} if blind else {}),
             server_info=told,
             segments=Path("/dev/shm") if options.runtime in ("vllm", "tokenspeed") else None,
         )
@@ -41,6 +44,7 @@ class Recorder(Engine):
         self.bundle = [(archive, hashlib.sha256(archive).hexdigest())]
         self._journal = options.journal.open("a")
         self._slow = options.slow
+        self._hands_over = options.hand_over
         self._regular = answers(*REPLY) if options.runtime == "vllm" else regular_answer(*REPLY)
         self.otherwise = self._answer
 
@@ -48,6 +52,8 @@ class Recorder(Engine):
         self._note("generate", message=describe(self._folded(request)), by_segment=sorted(self.tensors))
         self.tensors.clear()
         async for reply in self._regular(engine, request, context):
+            if self._hands_over and reply.HasField("complete"):
+                reply.complete.kv_transfer_params_json = self._hands_over
             yield reply
             await asyncio.sleep(self._slow)
 
@@ -86,6 +92,7 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--label", action="append", default=[], metavar="K=V")
+    parser.add_argument("--hand-over", default="", metavar="JSON", help="kv_transfer_params at the end of an answer")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="pause behind every message")
     asyncio.run(serve(parser.parse_args()))
 

@@ -20,6 +20,8 @@ class Figures:
     selected: list = field(default_factory=list)  # (worker, policy)
     retries: list = field(default_factory=list)
     sends: list = field(default_factory=list)
+    roles: list = field(default_factory=list)  # of those selected
+    missed_handovers: list = field(default_factory=list)
     breakers: list = field(default_factory=list)  # (worker, before, after)
     outcomes: list = field(default_factory=list)  # (worker, failed)
 
@@ -44,11 +46,15 @@ class Figures:
     def worker_load(self, worker, requests):
         self.loads[worker] = requests
 
-    def worker_selected(self, worker, policy):
+    def worker_selected(self, worker, policy, worker_type="regular"):
+        self.roles.append(worker_type)
         self.selected.append((worker, policy))
 
     def retried(self, worker_type):
         self.retries.append(worker_type)
+
+    def handover_failed(self, worker):
+        self.missed_handovers.append(worker)
 
     def send_seconds(self, seconds):
         self.sends.append(seconds)

@@ -28,9 +28,9 @@ from tests.engines.stand_in import MODEL_INFO, SERVER_INFO, Engine, engine, unti
 LABELS = json.loads((FOLDER / "labels.json").read_text())
 
 
-def settings(**health):
+def settings(roles=("regular",), **health):
     health = {"interval_s": 0.05, "timeout_s": 1.0, "startup_check_interval_s": 0.3, **health}
-    return RegistrySettings(health=HealthSettings(**health), drain_settle_s=0.0, drain_grace_s=5.0)
+    return RegistrySettings(health=HealthSettings(**health), drain_settle_s=0.0, drain_grace_s=5.0, roles=roles)
 
 
 @pytest.fixture
@@ -149,8 +149,17 @@ async def test_refused_urls(make_registry, given, says):
 
 @pytest.mark.parametrize("worker_type", ["prefill", "decode", "encode"])
 async def test_refused_types(make_registry, worker_type):
-    with pytest.raises(WorkerRefused, match=f"{worker_type} workers are not supported yet"):
+    with pytest.raises(WorkerRefused, match=f"a {worker_type} worker gets no requests here"):
         await make_registry().add(WorkerSpec(url="grpc://host:1", worker_type=worker_type))
+
+
+async def test_a_gateway_of_pairs_takes_their_roles_only(make_registry):
+    registry = make_registry(settings(roles=("prefill", "decode")))
+    assert registry.missing_role == "prefill"
+    for number, role in enumerate(("prefill", "decode"), 1):
+        await registry.add(WorkerSpec(url=f"grpc://127.0.0.1:{number}", worker_type=role))
+    with pytest.raises(WorkerRefused, match="serves with prefill and decode workers"):
+        await registry.add(WorkerSpec(url="grpc://127.0.0.1:3"))
 
 
 def test_specification_from_json():

@@ -125,6 +125,7 @@ SWITCHES = [
     ("--dp-aware", "workers.dp_aware", False, True),
     ("--disable-health-check", "workers.health_enabled", True, False),
     ("--disable-circuit-breaker", "workers.breaker_enabled", True, False),
+    ("--pd-disaggregation", "pairs.enabled", False, True),
     ("--log-json", "log.json", False, True),
 ]
 FILES = {  # what they name must exist: tried below and in test_tls.py
@@ -169,10 +170,20 @@ LEGACY = [
 ]
 
 
+# Only with --pd-disaggregation: test_pairs_of_workers.
+PAIRS = {
+    "--prefill": "pairs.prefill",
+    "--decode": "pairs.decode",
+    "--prefill-policy": "pairs.prefill_policy",
+    "--decode-policy": "pairs.decode_policy",
+}
+
+
 def test_the_tables_name_every_declared_setting() -> None:
-    keys = {row[1] for row in (*FLAGS, *SWITCHES, *VARIABLES)} | {row[0] for row in FIXED} | set(FILES.values())
+    keys = {row[1] for row in (*FLAGS, *SWITCHES, *VARIABLES)} | {row[0] for row in FIXED}
+    keys |= {*FILES.values(), *PAIRS.values()}
     assert keys == {one.key for one in DECLARED}
-    flags = {row[0] for row in (*FLAGS, *SWITCHES)} - {"--no-mm-allow-private-media-hosts"} | set(FILES)
+    flags = {row[0] for row in (*FLAGS, *SWITCHES)} - {"--no-mm-allow-private-media-hosts"} | {*FILES, *PAIRS}
     assert flags == {flag for one in DECLARED for flag in one.setting.flags}
     variables = {row[0] for row in (*VARIABLES, *LEGACY)}
     assert variables == {name for one in DECLARED for name in (one.setting.variable, one.setting.legacy) if name}
@@ -379,6 +390,43 @@ def test_worker_urls(url: str, meant: str) -> None:
     assert settings("--worker-urls", url).workers.urls == (meant,)
 
 
+def test_pairs_of_workers() -> None:
+    line = "--pd-disaggregation --prefill a:1 9000 --prefill grpc://b:1 none --prefill c:1 --decode d:1 --decode e:1"
+    pairs = settings(*line.split(), "--prefill-policy", "random").pairs
+    assert pairs.enabled
+    assert pairs.prefill == ("grpc://a:1 9000", "grpc://b:1", "grpc://c:1")
+    assert pairs.decode == ("grpc://d:1", "grpc://e:1")
+    assert (pairs.prefill_policy, pairs.decode_policy) == ("random", None)
+    warnings = settings("--pd-disaggregation", "--prefill", "a:1").warnings
+    assert warnings == ("--pd-disaggregation without --decode: nothing is served until POST /workers adds one",)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--prefill a:1", "'prefill': grpc://a:1 - Only with --pd-disaggregation"),
+        ("--decode-policy random", "'decode_policy': random - Only with --pd-disaggregation"),
+        ("--pd-disaggregation --worker-urls a:1", "'worker_url': grpc://a:1 - Not with --pd-disaggregation"),
+        ("--pd-disaggregation --prefill a:1 0", "from 1 to 65535, or none"),
+        ("--pd-disaggregation --prefill a:1 65536", "from 1 to 65535, or none"),
+        ("--pd-disaggregation --prefill a:1 x", "from 1 to 65535, or none"),
+        ("--pd-disaggregation --prefill a:1 9000 b:1", "'prefill': a:1 9000 b:1 - Names one worker each time"),
+        ("--pd-disaggregation --prefill a:1 --decode a:1", "'decode': grpc://a:1 - Is a prefill worker already"),
+        ("--pd-disaggregation --prefill ipc:///tmp/x", "'prefill': ipc:///tmp/x - gRPC workers only"),
+        ("--pd-disaggregation --decode http://a:1", "'decode': http://a:1 - gRPC workers only"),
+        ("--pd-disaggregation --decode-policy bucket", "--decode-policy bucket: this version"),
+    ],
+)
+def test_pairs_that_cannot_be(line: str, words: str) -> None:
+    error = failure(*line.split())
+    assert error.exit_code == 1
+    assert words in error.message
+
+
+def test_a_decode_worker_has_no_port() -> None:
+    assert failure("--pd-disaggregation", "--decode", "a:1", "9000").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -453,11 +501,11 @@ def test_known_flags_are_never_unrecognized(flag: str) -> None:
 
 
 def test_every_refused_flag_is_named_at_once() -> None:
-    error = failure("--enable-mesh", "--jwt-issuer", "x", "--prefill", "grpc://a:1", "9000", "--enable-mesh")
+    error = failure("--enable-mesh", "--jwt-issuer", "x", "--encode", "grpc://a:1", "9000", "--enable-mesh")
     assert [line.split(": ")[1] for line in error.message.splitlines()] == [
         "--enable-mesh",
         "--jwt-issuer",
-        "--prefill",
+        "--encode",
     ]
 
 

@@ -17,6 +17,7 @@ PEER = json.loads((Path(__file__).parents[1] / "data/metrics/smg_1.13.json").rea
 
 # The documented names that must be there, with their labels.
 DOCUMENTED = {
+    "smg_pd_kv_transfer_failures_total": [],
     "smg_mm_processing_total": ["model", "mode", "reason"],
     "smg_mm_tensors_total": ["runtime", "path"],
     "smg_mm_tensor_bytes_total": ["runtime", "path"],
@@ -97,7 +98,8 @@ def exercised() -> Metrics:
     metrics.breaker_outcome("grpc://a:1", True)
     metrics.breaker_changed("grpc://a:1", "closed", "open")
     metrics.breaker_state("grpc://a:1", "open")
-    metrics.worker_selected("grpc://a:1", "round_robin")
+    metrics.worker_selected("grpc://a:1", "round_robin", "decode")
+    metrics.handover_failed("grpc://a:1")
     metrics.retried("regular")
     metrics.send_seconds(0.01)
     return metrics
@@ -191,7 +193,7 @@ def test_no_other_label_grows_without_bound() -> None:
         metrics.stage(word, "image", 0.1)
         metrics.worker_health(word, True)
         metrics.pool_restarted(word)
-        metrics.worker_selected("a", word)
+        metrics.worker_selected("a", word, word)
         metrics.retried(word, word)
     values: dict[tuple[str, str], set[str]] = {}
     for sample in samples(metrics):

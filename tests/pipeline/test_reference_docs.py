@@ -12,6 +12,7 @@ from pipeline.metric_table import DECLARATIONS
 from tools import reference_docs
 
 PIPELINE = Path(__file__).parents[2] / "pipeline"
+ENGINES = PIPELINE.parent / "engines"  # a refused pair brings its code along
 
 
 @pytest.mark.parametrize("name", sorted(reference_docs.PAGES))
@@ -37,18 +38,18 @@ def test_every_code_is_explained_once() -> None:
 
 
 def _trees() -> Iterator[ast.AST]:
-    for path in PIPELINE.rglob("*.py"):
+    for path in (*PIPELINE.rglob("*.py"), *ENGINES.rglob("*.py")):
         yield ast.parse(path.read_text())
 
 
 def _raised() -> set[str]:
-    """Codes that stand as literals in a GatewayError(...)."""
+    """Codes that stand as literals in a GatewayError(...) or a PairRefused(...)."""
     return {
         node.args[0].value
         for tree in _trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        and getattr(node.func, "id", getattr(node.func, "attr", "")) == "GatewayError"
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) in ("GatewayError", "PairRefused")
         and node.args
         and isinstance(node.args[0], ast.Constant)
     }
@@ -68,7 +69,7 @@ def test_no_code_is_in_the_table_for_nothing() -> None:
     """Codes may be put together (`integer_` + `above_max_value`), so their pieces must stand in the code."""
     words = {
         word
-        for path in PIPELINE.rglob("*.py")
+        for path in (*PIPELINE.rglob("*.py"), *ENGINES.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for word in [node.value]

@@ -96,6 +96,13 @@ ENGINE_REFUSALS = (
     "start_generation_failed",
     "worker_stream_failed",
     "multimodal_inflight_budget",
+    "runtime_pd_not_supported",
+    "pd_decode_language_model_only_mrope",
+    "pd_decode_language_model_only_n_samples",
+    "pd_decode_missing_kv_transfer_params",
+    "prefill_worker_failed_to_start",
+    "prefill_stream_error",
+    "decode_worker_failed_to_start",
 )
 
 ROUTING_KEY = Parameter(

@@ -1,0 +1,133 @@
+"""How a pair of vLLM workers hands keys and values over: what each leg's message says, by the prefill's KV connector.
+
+The connector is the prefill worker's word (`kv_connector` of GetServerInfo, or a label of its registration).
+
+    NixlConnector       the prefill leg asks for a hand-over; its end says where the blocks are, the decode leg is told
+    MooncakeConnector   both legs are told a transfer id made here, the decode leg also whom to ask; without the
+                        engine's id the older address alone
+    any other, none     what the prefill leg's end says, if anything, is passed on
+
+A hand-over has one taker, so a request for several choices has none (Mooncake's older address excepted): its decode leg
+gets everything and computes the prompt again.  Texts are as SMG 1.11 writes them.
+"""
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+
+from engines.base import EngineRequest, PairRefused
+from engines.channel import parse_url
+from engines.leg import DEFAULT_BOOTSTRAP_PORT, Handoff, Leg, MediaShare
+from engines.worker import Worker
+
+_ASKING: Mapping[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
+_TAKING: Mapping[str, object] = {"do_remote_decode": False, "do_remote_prefill": True}
+_GRIDS = frozenset({"image_grid_thw", "video_grid_thw"})
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """`asking`: the prefill leg's JSON.  `taking`, `address`: what the decode leg is told whatever the prefill leg
+    says; `relays`: it is told what that says.  `engine` is the connector, for messages.
+    """
+
+    asking: str = ""
+    taking: str = ""
+    address: tuple[str, int] | None = None
+    relays: bool = False
+    connector: str = ""
+
+
+def handover(prefill: Worker, choices: int, transfer_id: str) -> Handover:
+    """Of one generation; `transfer_id` is fresh."""
+    connector = prefill.kv.get("kv_connector", "")
+    if connector == "MooncakeConnector":
+        return _mooncake(prefill, choices, transfer_id)
+    asking = _json(_ASKING) if connector == "NixlConnector" and choices == 1 else ""
+    return Handover(asking, relays=choices == 1, connector=connector)
+
+
+def _mooncake(prefill: Worker, choices: int, transfer_id: str) -> Handover:
+    host, port = bootstrap_address(prefill)
+    engine_id = _engine_id(prefill)
+    if choices > 1 or not engine_id:
+        return Handover(address=(host, port), connector="MooncakeConnector")
+    named: dict[str, object] = {"transfer_id": transfer_id}
+    shown = f"[{host}]" if ":" in host else host
+    whom: dict[str, object] = {"remote_engine_id": engine_id, "remote_bootstrap_addr": f"http://{shown}:{port}"}
+    taking = {**_TAKING, **named, **whom}
+    return Handover(_json({**_ASKING, **named}), _json(taking), connector="MooncakeConnector")
+
+
+def _engine_id(prefill: Worker) -> str:
+    """Ranks of a data-parallel engine have ids of their own, so one that may be any rank has none."""
+    base, size = prefill.kv.get("kv_engine_id", ""), prefill.labels.get("dp_size", "1")
+    if base and size.isdecimal() and int(size) > 1 and prefill.rank is not None:
+        return f"{base}_dp{prefill.rank}"
+    return base if size == "1" else ""
+
+
+def bootstrap_address(worker: Worker) -> tuple[str, int]:
+    """Where its counterparts reach it: the host of its URL and the port of its registration, unless that says more."""
+    spec = worker.spec
+    return spec.bootstrap_host or parse_url(worker.address).host, spec.bootstrap_port or DEFAULT_BOOTSTRAP_PORT
+
+
+def _json(facts: Mapping[str, object]) -> str:
+    return json.dumps(facts, separators=(",", ":"))
+
+
+# ---------------------------------------------------------------- the legs' requests
+
+
+def prefill_request(request: EngineRequest, way: Handover) -> EngineRequest:
+    """One token that nobody reads, and the whole of the media."""
+    sampling = msgspec.structs.replace(
+        request.sampling, max_tokens=1, min_tokens=0, n=1, stop=(), stop_token_ids=(), ignore_eos=True
+    )
+    leg = Leg("prefill", kv_params=way.asking)
+    return msgspec.structs.replace(request, sampling=sampling, stop_ids=(), stream=False, leg=leg)
+
+
+def decode_request(request: EngineRequest, way: Handover, told: Handoff | None, decode: Worker) -> EngineRequest:
+    """The client's request, with the media as far as the decode worker needs them.
+
+    Raises PairRefused when it has no eyes and was handed nothing.
+    """
+    params = way.taking or (told.kv_params if told is not None and way.relays else "")
+    is_handed_over = bool(params or way.address)
+    share: MediaShare = "whole"
+    if request.media and is_blind(decode):
+        if not is_handed_over:
+            raise PairRefused(
+                "pd_decode_missing_kv_transfer_params",
+                "the prefill worker returned no kv_transfer_params, and the decode worker cannot compute the prompt "
+                "itself: it is language-model-only",
+            )
+        share = "hashes"
+    elif is_handed_over and request.sampling.n == 1:
+        share = "identity"
+    leg = Leg("decode", share, kv_params=params, kv_address=way.address)
+    return msgspec.structs.replace(request, leg=leg)
+
+
+def is_blind(worker: Worker) -> bool:
+    """Whether it runs a vision model without its vision half (`--language-model-only`)."""
+    return worker.labels.get("supports_vision") == "false"
+
+
+def refusal(request: EngineRequest, decode: Worker) -> PairRefused | None:
+    """Why a decode worker cannot serve the request whatever the prefill leg says; None when it can."""
+    if not request.media or not is_blind(decode):
+        return None
+    if any(name in _GRIDS for batch in request.media for name in batch.items[0].side):
+        return PairRefused(
+            "pd_decode_language_model_only_mrope",
+            "the decode worker is language-model-only and cannot place this model's media: its positions need grids",
+        )
+    if request.sampling.n > 1:
+        return PairRefused(
+            "pd_decode_language_model_only_n_samples",
+            f"the decode worker is language-model-only and takes media for one choice, not for n={request.sampling.n}",
+        )
+    return None

@@ -1,0 +1,82 @@
+"""Which pair of engine workers serves a generation: one that prefills, one that decodes.
+
+Rule: the prefill worker is chosen as a single worker would be, for it gets the media: by modality, form and what its
+engine can be told.  The decode worker is of the same engine, and one that can serve the request at all; each role has
+a policy of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from engines.affinity import Affinity
+from engines.base import EngineRequest, NoWorker, PairRefused
+from engines.handover import refusal
+from engines.leg import Role
+from engines.worker import Worker
+
+
+class Pair(msgspec.Struct, frozen=True):
+    prefill: Worker
+    decode: Worker
+
+
+class Choosing(Protocol):
+    """`engines.dispatch.Dispatcher`, as far as both roles need it."""
+
+    async def choose(
+        self, request: EngineRequest, affinity: Affinity, failed: Worker | None, *, any_form: bool
+    ) -> Worker: ...
+
+    def available(self, model: str, role: str) -> list[Worker]: ...
+
+    def fits(self, request: EngineRequest, worker: Worker) -> bool: ...
+
+    def picked(self, candidates: list[Worker], model: str, affinity: Affinity) -> Worker: ...
+
+
+async def choose_pair(
+    choosing: Choosing,
+    request: EngineRequest,
+    affinity: Affinity,
+    failed: Mapping[Role, Worker],
+    *,
+    any_form: bool,
+) -> Pair:
+    """Raises NoWorker, PairRefused and what `choose` raises."""
+    prefill = await choosing.choose(request, affinity, failed.get("prefill"), any_form=any_form)
+    return Pair(prefill, choose_decode(choosing, request, affinity, prefill, failed.get("decode")))
+
+
+def choose_decode(
+    choosing: Choosing, request: EngineRequest, affinity: Affinity, prefill: Worker, failed: Worker | None
+) -> Worker:
+    """One of the prefill worker's engine; not the one that just failed, if there is another."""
+    there = choosing.available(request.model, "decode")
+    workers = [worker for worker in there if worker.runtime == prefill.runtime]
+    if not workers:
+        raise NoWorker(request.model)
+    refusals = [refusal(request, worker) for worker in workers]
+    able = [worker for worker, why in zip(workers, refusals, strict=True) if why is None]
+    if not able:
+        raise refusals[0] or NoWorker(request.model)
+    fitting = [worker for worker in able if choosing.fits(request, worker)] or able
+    fresh = [worker for worker in fitting if worker is not failed] or [
+        worker for worker in able if worker is not failed
+    ]
+    return choosing.picked(fresh or able, request.model, affinity)
+
+
+def pairing_workers(prefills: list[Worker], decodes: list[Worker]) -> list[Worker]:
+    """The prefill workers that have a partner.
+
+    Raises PairRefused `runtime_pd_not_supported` when none of them is of an engine that works in pairs.
+    """
+    able = [worker for worker in prefills if worker.client is not None and worker.client.pairing is not None]
+    if prefills and not able:
+        raise PairRefused(
+            "runtime_pd_not_supported", f"backend {prefills[0].runtime} does not support prefill/decode disaggregation"
+        )
+    runtimes = {worker.runtime for worker in decodes}
+    return [worker for worker in able if worker.runtime in runtimes]

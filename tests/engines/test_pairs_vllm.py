@@ -1,0 +1,354 @@
+"""Pairs of vLLM workers over real gRPC: what each leg is sent, by connector; failures, and what is left of them."""
+
+import asyncio
+from json import loads
+
+import msgspec
+import pytest
+
+from engines.affinity import Affinity
+from engines.base import EngineError, Finished, Modality, NoWorker, PairRefused, Tensor
+from pipeline.errors import engine_failure
+from tests.engines.pair_bench import HANDED_OVER, falls, pairs, prefills, waits
+from tests.engines.stand_in import answers, chunk, engine, hangs, sends, until
+from tests.engines.test_dispatch import picture, text
+
+NIXL = {"kv_connector": "NixlConnector"}
+MOONCAKE = {"kv_connector": "MooncakeConnector", "kv_engine_id": "eng-1"}
+BLIND = {"supports_vision": "false"}
+
+
+def flat_picture(**options):
+    """Of a model without grids."""
+    request = picture(**options)
+    [batch] = request.media
+    [item] = batch.items
+    layout = msgspec.structs.replace(batch.layout, batched=("pixel_values",), flat={}, keep_on_cpu=())
+    batch = msgspec.structs.replace(batch, items=(msgspec.structs.replace(item, side={}),), layout=layout)
+    return msgspec.structs.replace(request, media=(batch,))
+
+
+def with_grid(request):
+    [batch] = request.media
+    [item] = batch.items
+    side = {**item.side, "image_grid_thw": Tensor("int64", (1, 3), (bytes(24),))}
+    batch = msgspec.structs.replace(batch, items=(msgspec.structs.replace(item, side=side),))
+    return msgspec.structs.replace(request, media=(batch,))
+
+
+async def test_nixl_passes_on_what_the_prefill_leg_returned(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills()
+        events = await bench.events(with_grid(picture()))
+        assert [event.token_ids for event in events] == [[11], [12], [13], []]
+        first, second = prefill.received[0], decode.received[0]
+        assert first.request_id == second.request_id
+        assert loads(first.kv_transfer_params_json) == {"do_remote_decode": True, "do_remote_prefill": False}
+        assert second.kv_transfer_params_json == HANDED_OVER
+        assert (first.sampling_params.max_tokens, first.stream, second.stream) == (1, False, True)
+        assert first.mm_inputs.pixel_values.inline and first.mm_inputs.flat_keys
+        told = second.mm_inputs
+        assert not told.HasField("pixel_values") and list(told.model_specific_tensors) == ["image_grid_thw"]
+        assert (list(told.batched_keys), list(told.keep_on_cpu_keys)) == (["image_grid_thw"], ["image_grid_thw"])
+        assert not told.flat_keys and told.mm_hashes == first.mm_inputs.mm_hashes
+        assert bench.free == [True]
+        assert bench.figures.roles == ["prefill", "decode"]
+
+
+async def test_tensors_are_free_before_the_answer_begins(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        let_go = asyncio.Event()
+        prefill.otherwise, decode.otherwise = prefills(), waits(let_go, answers(11, 12))
+        async with bench.generate(picture()) as generation:
+            first = asyncio.create_task(anext(generation))
+            await until(lambda: bench.free == [True])
+            assert not first.done() and generation.taker.url == prefill.url
+            let_go.set()
+            await first
+            assert generation.worker.url == decode.url
+            assert [event async for event in generation]
+
+
+async def test_segments_go_to_the_prefill_worker_alone(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL, mode="shm") as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills()
+        await bench.events(picture())
+        assert prefill.received[0].mm_inputs.pixel_values.WhichOneof("payload") == "shm"
+        assert prefill.tensors and not decode.tensors
+        assert bench.free == [True]
+
+
+async def test_mooncake_is_told_a_transfer_that_both_legs_know(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=MOONCAKE, port=9123) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills(params="")
+        await bench.events(picture())
+        asked, taken = (loads(one.received[0].kv_transfer_params_json) for one in (prefill, decode))
+        transfer = asked.pop("transfer_id")
+        assert transfer.startswith("xfer-")
+        assert asked == {"do_remote_decode": True, "do_remote_prefill": False}
+        assert taken == {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "transfer_id": transfer,
+            "remote_engine_id": "eng-1",
+            "remote_bootstrap_addr": "http://127.0.0.1:9123",
+        }
+        assert not decode.received[0].mm_inputs.HasField("pixel_values")
+
+
+@pytest.mark.parametrize(
+    "labels", [{"kv_connector": "MooncakeConnector"}, {**MOONCAKE, "dp_size": "2"}, {**MOONCAKE, "dp_size": "two"}]
+)
+async def test_mooncake_without_an_engine_id_gets_the_older_address(tmp_path, labels):
+    async with pairs(tmp_path, "vllm", labels=labels) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills(params="")
+        await bench.events(text())
+        assert not prefill.received[0].HasField("kv_transfer_params_json")
+        told = decode.received[0].kv_transfer_params
+        assert (told.remote_host, told.remote_port) == ("127.0.0.1", 8998)
+        assert not decode.received[0].HasField("kv_transfer_params_json")
+
+
+@pytest.mark.parametrize(("labels", "counted"), [(NIXL, 1), ({}, 0)])
+async def test_nothing_handed_over_is_computed_again(tmp_path, labels, counted):
+    async with pairs(tmp_path, "vllm", labels=labels) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills(params="")
+        await bench.events(picture())
+        assert len(bench.figures.missed_handovers) == counted
+        (sent,) = decode.received
+        assert sent.mm_inputs.pixel_values.inline == prefill.received[0].mm_inputs.pixel_values.inline
+        assert not sent.HasField("kv_transfer_params_json")
+        assert bench.free == [True]
+
+
+async def test_another_connector_passes_on_what_comes(tmp_path):
+    async with pairs(tmp_path, "vllm", labels={"kv_connector": "LMCache"}) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills()
+        await bench.events(picture())
+        assert not prefill.received[0].HasField("kv_transfer_params_json")
+        assert decode.received[0].kv_transfer_params_json == HANDED_OVER
+
+
+@pytest.mark.parametrize(("labels", "has_address"), [(NIXL, False), (MOONCAKE, True)])
+async def test_several_choices_have_no_hand_over(tmp_path, labels, has_address):
+    async with pairs(tmp_path, "vllm", labels=labels) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills(params="")
+        request = picture(stream=False)
+        sampling = msgspec.structs.replace(request.sampling, n=2, stop=("x",), stop_token_ids=(7,), max_tokens=5)
+        events = await bench.events(msgspec.structs.replace(request, sampling=sampling))
+        assert [event.index for event in events] == [0, 1]
+        first, second = prefill.received[0].sampling_params, decode.received[0].sampling_params
+        assert (first.n, second.n, first.ignore_eos, list(first.stop), list(first.stop_token_ids)) == (
+            1,
+            2,
+            True,
+            [],
+            [],
+        )
+        assert list(second.stop) == ["x"] and second.max_tokens == 5
+        assert decode.received[0].mm_inputs.pixel_values.inline
+        assert decode.received[0].HasField("kv_transfer_params") == has_address
+        assert bench.free == [True]
+
+
+# ---------------------------------------------------------------- decode workers without eyes
+
+
+async def test_a_blind_decode_worker_gets_hashes_alone(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL, decode_labels=BLIND) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills()
+        await bench.events(flat_picture())
+        told = decode.received[0].mm_inputs
+        assert [field.name for field, _ in told.ListFields()] == ["mm_hashes", "modality"]
+        assert list(decode.received[0].tokenized.input_ids) == [1, 2, 3]
+
+
+async def refused(bench, request):
+    with pytest.raises(EngineError) as caught:
+        await bench.events(request)
+    failure = engine_failure(caught.value)
+    return failure.status, failure.code
+
+
+async def test_what_a_blind_decode_worker_cannot_serve_is_refused_before_anything_is_sent(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL, decode_labels=BLIND) as (bench, [prefill], [decode]):
+        choices = flat_picture()
+        choices = msgspec.structs.replace(choices, sampling=msgspec.structs.replace(choices.sampling, n=2))
+        assert await refused(bench, with_grid(picture())) == (400, "pd_decode_language_model_only_mrope")
+        assert await refused(bench, choices) == (400, "pd_decode_language_model_only_n_samples")
+        assert not prefill.received and not decode.received and bench.free == [False, False]
+        async with engine() as seeing:
+            await bench.add(seeing, "decode")
+            prefill.otherwise = prefills()
+            await bench.events(with_grid(picture()))
+            assert len(seeing.received) == 1
+
+
+async def test_a_blind_decode_worker_without_a_hand_over_is_502_and_not_repeated(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL, decode_labels=BLIND) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills(params="")
+        assert await refused(bench, flat_picture()) == (502, "pd_decode_missing_kv_transfer_params")
+        assert len(prefill.received) == 1 and not decode.received
+        assert bench.figures.retries == []
+        prefill.otherwise = prefills(params="")
+        await bench.events(text())  # without media it computes the prompt itself
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("status", "http", "attempts"), [("INVALID_ARGUMENT", 400, 1), ("UNAVAILABLE", 503, 5), ("INTERNAL", 500, 1)]
+)
+async def test_a_prefill_leg_that_fails(tmp_path, status, http, attempts):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise = falls(status)
+        assert await refused(bench, picture()) == (http, "prefill_worker_failed_to_start")
+        assert len(prefill.received) == attempts and not decode.received
+        assert bench.free == [False] and bench.figures.retries == ["prefill"] * (attempts - 1)
+
+
+async def test_another_prefill_worker_takes_over(tmp_path):
+    async with pairs(tmp_path, "vllm", prefill=2, labels=NIXL) as (bench, [one, other], [decode]):
+        one.otherwise, other.otherwise = falls("UNAVAILABLE"), prefills()
+        for _ in range(2):
+            events = await bench.events(picture())
+            assert isinstance(events[-1], Finished)
+        assert len(decode.received) == 2 and bench.free == [True, True]
+
+
+async def test_a_prefill_leg_that_breaks_off_after_it_began(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise = falls("INTERNAL", after=1)
+        assert await refused(bench, picture()) == (500, "prefill_stream_error")
+        assert not decode.received
+
+
+async def test_a_decode_leg_that_is_refused(tmp_path):
+    """The tensors are gone when the prefill leg is done, so media are not repeated; text is, from the beginning."""
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise, decode.otherwise = prefills(), falls("UNAVAILABLE", details="busy")
+        assert await refused(bench, picture()) == (503, "decode_worker_failed_to_start")
+        assert (len(prefill.received), len(decode.received)) == (1, 1) and bench.free == [True]
+        assert await refused(bench, text()) == (503, "decode_worker_failed_to_start")
+        assert (len(prefill.received), len(decode.received)) == (6, 6)
+
+
+async def test_a_decode_worker_that_cannot_be_reached_costs_no_prefill(tmp_path):
+    """Nobody has taken what was handed over, so another one may."""
+    async with pairs(tmp_path, "vllm", decode=2, labels=NIXL) as (bench, [prefill], [gone, other]):
+        let_go = asyncio.Event()
+        prefill.otherwise = waits(let_go, prefills())
+        run = asyncio.create_task(bench.events(picture()))
+        await until(lambda: prefill.received)
+        chosen = next(one for one in (gone, other) if one.url in dict(bench.figures.selected))
+        rest = other if chosen is gone else gone
+        await chosen.stop()
+        let_go.set()
+        events = await run
+        assert isinstance(events[-1], Finished)
+        assert (len(prefill.received), len(rest.received)) == (1, 1)
+        assert rest.received[0].kv_transfer_params_json == HANDED_OVER
+
+
+async def test_a_decode_leg_that_breaks_off(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise, decode.otherwise = prefills(), falls("UNAVAILABLE", after=2)
+        assert await refused(bench, picture()) == (503, "worker_stream_failed")
+        assert len(prefill.received) == 1
+        await until(lambda: decode.aborted)
+
+
+# ---------------------------------------------------------------- a client that leaves
+
+
+async def test_leaving_during_the_prefill_leg_ends_it_at_once(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise = hangs
+        run = asyncio.create_task(bench.events(picture()))
+        await until(lambda: prefill.received)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await until(lambda: prefill.cancelled and prefill.aborted)
+        assert not decode.received and bench.free == [False]
+
+
+async def test_leaving_during_the_hand_over_aborts_when_it_is_over(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        let_go = asyncio.Event()
+        prefill.otherwise, decode.otherwise = prefills(), waits(let_go, answers(*range(11, 60)))
+        run = asyncio.create_task(bench.events(picture()))
+        await until(lambda: decode.received)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await asyncio.sleep(0.05)
+        worker = next(one for one in bench.registry.workers if one.worker_type == "decode")
+        assert not decode.cancelled and not decode.aborted and worker.load == 1
+        let_go.set()
+        await until(lambda: decode.aborted and worker.load == 0)
+        assert bench.free == [True]
+
+
+async def test_a_hand_over_that_never_ends_is_aborted_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("engines.attempt.DEFERRED_ABORT_S", 0.1)
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise, decode.otherwise = prefills(), hangs
+        run = asyncio.create_task(bench.events(text()))
+        await until(lambda: decode.received)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await until(lambda: decode.cancelled and decode.aborted)
+
+
+async def test_leaving_in_the_answer_aborts_at_once(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills()
+        decode.otherwise = sends(chunk([11]), then="hang")
+        async with bench.generate(text()) as generation:
+            await anext(generation)
+        await until(lambda: decode.cancelled and decode.aborted)
+        assert prefill.aborted == []
+
+
+# ---------------------------------------------------------------- which pair
+
+
+async def test_a_role_that_nobody_has(tmp_path):
+    async with pairs(tmp_path, "vllm", decode=0) as (bench, [prefill], _):
+        with pytest.raises(NoWorker):
+            await bench.events(text())
+        with pytest.raises(NoWorker):
+            bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE])
+        assert bench.registry.missing_role == "decode"
+
+
+@pytest.mark.parametrize("runtime", ["trtllm", "mlx"])
+async def test_engines_that_do_not_work_in_pairs(tmp_path, runtime):
+    async with pairs(tmp_path, runtime) as (bench, _, _):
+        with pytest.raises(PairRefused) as caught:
+            await bench.events(text())
+        failure = engine_failure(caught.value)
+        assert (failure.status, failure.code) == (400, "runtime_pd_not_supported")
+
+
+async def test_both_legs_run_the_same_engine(tmp_path):
+    async with pairs(tmp_path, "vllm") as (bench, [prefill], [decode]), engine(runtime="sglang") as other:
+        prefill.otherwise = prefills()
+        await bench.add(other, "decode")
+        for _ in range(3):
+            await bench.events(text())
+        assert len(decode.received) == 3 and not other.received
+
+
+async def test_each_role_has_its_policy(tmp_path):
+    policies = {"prefill": "consistent_hashing"}
+    async with pairs(tmp_path, "vllm", prefill=3, decode=2, policies=policies) as (bench, first, second):
+        for one in first:
+            one.otherwise = prefills()
+        for _ in range(4):
+            await bench.events(text(), affinity=Affinity(key="session"))
+        assert sorted(len(one.received) for one in first) == [0, 0, 4]
+        assert [len(one.received) for one in second] == [2, 2]
