@@ -386,8 +386,8 @@ class Generation:
 
     def _can_repeat(self) -> bool:
         """Whether another attempt would have what it must send."""
-        has_media = not self._request.media or not self._media.is_decided
-        return has_media or (self._legs is not None and self._legs.may_decode_again)
+        has_media = bool(self._request.media or self._request.references)
+        return not (has_media and self._media.is_decided) or (self._legs is not None and self._legs.may_decode_again)
 
 
 def is_retried(error: EngineError) -> bool:

@@ -66,7 +66,8 @@ class Engine(Protocol):
     `modalities`: what it takes at all.  `takes_references`: media by URL.  `takes_segments`: tensors by files in
     /dev/shm; `keeps_segments`: it hands their names on, so that each needs a file of its own which is never written
     again.  `pairing`: how its workers serve a request in pairs, see `Pairing`; None when they cannot.
-    `room_bits`: how large the number of a meeting may be.
+    `room_bits`: how large the number of a meeting may be; `places_by_room`: that number modulo the ranks is the rank
+    both legs go to.
     """
 
     @property
@@ -98,6 +99,9 @@ class Engine(Protocol):
 
     @property
     def room_bits(self) -> int: ...
+
+    @property
+    def places_by_room(self) -> bool: ...
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
         """In which form it wants media.
@@ -171,6 +175,7 @@ class GrpcEngine(ABC):
     keeps_segments: ClassVar[bool] = False
     pairing: ClassVar[Pairing | None] = None
     room_bits: ClassVar[int] = 31
+    places_by_room: ClassVar[bool] = False
     unsendable: ClassVar[tuple[str, ...]] = ()
     max_message_bytes: int | None = None
 
@@ -245,12 +250,14 @@ class GrpcEngine(ABC):
         return []
 
     def generate(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> "Stream[Any]":
-        parts = [*self.build(request, attempt_id, placements), *self._pinned()]
+        parts = [*self.build(request, attempt_id, placements), *self._pinned(request)]
         if self.max_message_bytes is not None and (nbytes := nbytes_of(parts)) > self.max_message_bytes:
             raise MessageTooLarge(self.name, nbytes, self.max_message_bytes)
         return self._channels.stream(f"/{self.service}/Generate", parts, self.messages.GenerateResponse)
 
-    def _pinned(self) -> list[Part]:
+    def _pinned(self, request: EngineRequest) -> list[Part]:
+        if request.leg is not None and self.places_by_room:
+            return []
         return [number_field(self.rank_field, self._rank)] if self._rank is not None and self.rank_field else []
 
     @abstractmethod

@@ -92,7 +92,8 @@ def prefill_request(request: EngineRequest, way: Handover) -> EngineRequest:
 def decode_request(request: EngineRequest, way: Handover, told: Handoff | None, decode: Worker) -> EngineRequest:
     """The client's request, with the media as far as the decode worker needs them.
 
-    Raises PairRefused when it has no eyes and was handed nothing.
+    References stay, for the decode worker to process them again, unless the prefill leg told what became of them.
+    Raises PairRefused when the decode worker has no eyes and was handed nothing.
     """
     params = way.taking or (told.kv_params if told is not None and way.relays else "")
     is_handed_over = bool(params or way.address)
@@ -108,7 +109,12 @@ def decode_request(request: EngineRequest, way: Handover, told: Handoff | None, 
     elif is_handed_over and request.sampling.n == 1:
         share = "identity"
     leg = Leg("decode", share, kv_params=params, kv_address=way.address)
-    return msgspec.structs.replace(request, leg=leg)
+    if not request.references:
+        return msgspec.structs.replace(request, leg=leg)
+    if share == "identity" and told is not None and told.identity:
+        leg = msgspec.structs.replace(leg, identity=told.identity)
+        return msgspec.structs.replace(request, references=(), leg=leg)
+    return msgspec.structs.replace(request, leg=msgspec.structs.replace(leg, media="whole"))
 
 
 def is_blind(worker: Worker) -> bool:
@@ -118,12 +124,17 @@ def is_blind(worker: Worker) -> bool:
 
 def refusal(request: EngineRequest, decode: Worker) -> PairRefused | None:
     """Why a decode worker cannot serve the request whatever the prefill leg says; None when it can."""
-    if not request.media or not is_blind(decode):
+    if not (request.media or request.references) or not is_blind(decode):
         return None
     if any(name in _GRIDS for batch in request.media for name in batch.items[0].side):
         return PairRefused(
             "pd_decode_language_model_only_mrope",
             "the decode worker is language-model-only and cannot place this model's media: its positions need grids",
+        )
+    if request.references:
+        return PairRefused(
+            "pd_decode_language_model_only_media_refs",
+            "the decode worker is language-model-only and takes no media references",
         )
     if request.sampling.n > 1:
         return PairRefused(

@@ -240,9 +240,14 @@ async def _ended(task: "asyncio.Task[Any]", patience_s: float = 0.0) -> None:
 
 
 def _meeting(prefill: Worker) -> Meeting:
+    """A number nobody else has; an engine that places by it gets one that leads to the prefill worker's rank."""
+    assert prefill.client is not None
     host, port = bootstrap_address(prefill)
-    bits = prefill.client.room_bits if prefill.client is not None else 31
-    return Meeting(host, port, random.SystemRandom().randrange((1 << bits) - 1))
+    room = random.SystemRandom().randrange((1 << prefill.client.room_bits) - 1)
+    size = prefill.labels.get("dp_size", "")
+    if prefill.client.places_by_room and prefill.rank is not None and size.isdecimal() and room >= int(size):
+        room += prefill.rank - room % int(size)
+    return Meeting(host, port, room)
 
 
 Legs = PrefillFirst | Together

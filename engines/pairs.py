@@ -59,6 +59,8 @@ def choose_decode(
         raise NoWorker(request.model)
     refusals = [refusal(request, worker) for worker in workers]
     able = [worker for worker, why in zip(workers, refusals, strict=True) if why is None]
+    if request.references:  # which it has to process itself when the prefill worker tells nothing about them
+        able = [worker for worker in able if worker.takes_references]
     if not able:
         raise refusals[0] or NoWorker(request.model)
     fitting = [worker for worker in able if choosing.fits(request, worker)] or able

@@ -189,6 +189,7 @@ class TokenSpeedEngine(GrpcEngine):
     keeps_segments = True
     pairing = "together"
     room_bits = 63
+    places_by_room = True
     max_message_bytes = 256 * MIB
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:

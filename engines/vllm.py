@@ -67,6 +67,12 @@ def _tell_handover(message: vllm_engine_pb2.GenerateRequest, leg: Leg) -> None:
     if leg.kv_address is not None:
         host, port = leg.kv_address
         message.kv_transfer_params.CopyFrom(vllm_engine_pb2.KvTransferParams(remote_host=host, remote_port=port))
+    if leg.identity:  # of media that the prefill worker has fetched and processed: they are part of its prompt now
+        told = vllm_engine_pb2.MediaIdentity.FromString(leg.identity)
+        message.tokenized.input_ids[:] = told.prompt_token_ids
+        if told.HasField("mm_inputs"):
+            message.mm_inputs.CopyFrom(told.mm_inputs)
+        message.extra_mm_inputs.extend(told.extra_mm_inputs)
 
 
 def media_share(request: EngineRequest) -> MediaShare:

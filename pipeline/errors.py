@@ -80,6 +80,7 @@ STATUS_OF_CODE = {
     # a pair of engine workers
     "runtime_pd_not_supported": 400,
     "pd_decode_language_model_only_mrope": 400,
+    "pd_decode_language_model_only_media_refs": 400,
     "pd_decode_language_model_only_n_samples": 400,
     "pd_decode_missing_kv_transfer_params": 502,
     # the engine: status comes from ENGINE_STATUS

@@ -54,11 +54,13 @@ def decide(
 
 def check_reachable(model: ServedModel, workers: Sequence[Worker]) -> None:
     """Refuse references that no registered worker of the model can be sent: `multimodal_not_supported` when an encode
-    worker is to see the media first, else `no_media_ref_capable_worker`.  No worker at all is dispatch's to tell.
+    worker is to see the media first, else `no_media_ref_capable_worker`.  Both legs of a pair must be able to take
+    them.  No worker at all is dispatch's to tell.
     """
     if any(worker.worker_type == "encode" for worker in workers):
         raise GatewayError("multimodal_not_supported", "media references cannot reach an encode worker")
-    if not workers or any(worker.takes_references for worker in workers):
+    able = {worker.worker_type for worker in workers if worker.takes_references}
+    if {worker.worker_type for worker in workers} <= able:
         return
     if any(worker.client is not None and worker.client.takes_references for worker in workers):
         why = (

@@ -90,6 +90,8 @@ MEANINGS: Mapping[str, str] = {
     "runtime_pd_not_supported": "The model's prefill workers run an engine that does not work in pairs.",
     "pd_decode_language_model_only_mrope": "The decode workers are language-model-only, and this model's positions "
     "need the grids of the media.",
+    "pd_decode_language_model_only_media_refs": "The decode workers are language-model-only and take no media "
+    "references.",
     "pd_decode_language_model_only_n_samples": "The decode workers are language-model-only and take media for one "
     "choice only, not for `n`.",
     "pd_decode_missing_kv_transfer_params": "The prefill worker handed nothing over, and the decode worker is "

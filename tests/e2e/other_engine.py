@@ -32,7 +32,7 @@ class Recorder(Engine):
         blind = labels.pop("supports_vision", "") == "false"
         path = "" if options.runtime == "trtllm" else str(options.bundle)
         told = {"scheduler_info": {"shm_namespace_id": namespace_id()}} if options.runtime == "tokenspeed" else {}
-        told |= {name: labels.pop(name) for name in list(labels) if name.startswith("kv_")}
+        told |= {name: labels.pop(name) for name in list(labels) if name.startswith(("kv_", "mm_"))}
         super().__init__(
             runtime=options.runtime,
             model_info={"served_model_name": options.model, "model_path": path, "tokenizer_path": path, **labels}
@@ -45,6 +45,7 @@ class Recorder(Engine):
         self._journal = options.journal.open("a")
         self._slow = options.slow
         self._hands_over = options.hand_over
+        self._identity = bytes.fromhex(options.identity)
         self._regular = answers(*REPLY) if options.runtime == "vllm" else regular_answer(*REPLY)
         self.otherwise = self._answer
 
@@ -54,6 +55,8 @@ class Recorder(Engine):
         async for reply in self._regular(engine, request, context):
             if self._hands_over and reply.HasField("complete"):
                 reply.complete.kv_transfer_params_json = self._hands_over
+            if self._identity and reply.HasField("complete"):
+                reply.complete.media_identity.ParseFromString(self._identity)
             yield reply
             await asyncio.sleep(self._slow)
 
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--label", action="append", default=[], metavar="K=V")
     parser.add_argument("--hand-over", default="", metavar="JSON", help="kv_transfer_params at the end of an answer")
+    parser.add_argument("--identity", default="", metavar="HEX", help="media_identity at the end of an answer")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="pause behind every message")
     asyncio.run(serve(parser.parse_args()))
 

@@ -128,6 +128,26 @@ async def test_log_probabilities_are_the_decode_legs(tmp_path):
         assert prefill.received[0].return_logprob and decode.received[0].return_logprob
 
 
+@BOTH
+async def test_ranks(tmp_path, runtime):
+    """SGLang is told each leg's rank, TokenSpeed finds it in the room."""
+    ranks = {"labels": {"dp_size": "3"}, "decode_labels": {"dp_size": "3"}, "dp_aware": True}
+    async with pairs(tmp_path, runtime, port=9000, **ranks) as (bench, [prefill], [decode]):
+        await until(lambda: sum(worker.is_healthy for worker in bench.registry.workers) == 6)
+        for _ in range(6):
+            await bench.events(text())
+        told = {one.request_id: meeting(one) for one in decode.received}
+        assert {host for host, _, _ in told.values()} == {"127.0.0.1"}
+        placed = []
+        for one in prefill.received:
+            room = meeting(one)[2]
+            assert told[one.request_id][2] == room
+            placed.append(one.data_parallel_rank if runtime == "sglang" else room % 3)
+            assert one.HasField("data_parallel_rank") == (runtime == "sglang")
+        assert sorted(placed) == [0, 0, 1, 1, 2, 2]
+        assert {one.HasField("data_parallel_rank") for one in decode.received} == {runtime == "sglang"}
+
+
 # ---------------------------------------------------------------- failures
 
 

@@ -5,6 +5,7 @@ from json import loads
 
 import msgspec
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines.affinity import Affinity
 from engines.base import EngineError, Finished, Modality, NoWorker, PairRefused, Tensor
@@ -12,10 +13,12 @@ from pipeline.errors import engine_failure
 from tests.engines.pair_bench import HANDED_OVER, falls, pairs, prefills, waits
 from tests.engines.stand_in import answers, chunk, engine, hangs, sends, until
 from tests.engines.test_dispatch import picture, text
+from tests.engines.test_references import PROCESSOR, asking, web
 
 NIXL = {"kv_connector": "NixlConnector"}
 MOONCAKE = {"kv_connector": "MooncakeConnector", "kv_engine_id": "eng-1"}
 BLIND = {"supports_vision": "false"}
+PROCESSING = {"labels": NIXL | PROCESSOR, "decode_labels": PROCESSOR}
 
 
 def flat_picture(**options):
@@ -192,6 +195,78 @@ async def test_a_blind_decode_worker_without_a_hand_over_is_502_and_not_repeated
         assert bench.figures.retries == []
         prefill.otherwise = prefills(params="")
         await bench.events(text())  # without media it computes the prompt itself
+
+
+async def test_mooncake_names_the_rank(tmp_path):
+    labels = {**MOONCAKE, "dp_size": "2"}
+    async with pairs(tmp_path, "vllm", labels=labels, decode_labels={"dp_size": "2"}, dp_aware=True) as found:
+        bench, [prefill], [decode] = found
+        prefill.otherwise = prefills(params="")
+        await until(lambda: sum(worker.is_healthy for worker in bench.registry.workers) == 4)
+        for _ in range(2):
+            await bench.events(text())
+        ranks = {one.request_id: one.data_parallel_rank for one in prefill.received}
+        assert sorted(ranks.values()) == [0, 1]
+        for one in decode.received:
+            assert loads(one.kv_transfer_params_json)["remote_engine_id"] == f"eng-1_dp{ranks[one.request_id]}"
+            assert one.HasField("data_parallel_rank")
+
+
+# ---------------------------------------------------------------- references
+
+
+def identity(*ids):
+    told = pb.MediaIdentity(prompt_token_ids=ids, mm_inputs=pb.MultimodalInputs(mm_hashes=["a" * 64], modality=1))
+    told.extra_mm_inputs.add(mm_hashes=["b" * 64], modality=3)
+    return told
+
+
+async def test_what_became_of_references_goes_to_the_decode_leg(tmp_path):
+    async with pairs(tmp_path, "vllm", **PROCESSING) as (
+        bench,
+        [prefill],
+        [decode],
+    ):
+        prefill.otherwise = prefills(media_identity=identity(1, 7, 7, 3))
+        await bench.events(asking(web(1), web(2)))
+        assert len(prefill.received[0].media_refs.items) == 2 and list(prefill.received[0].tokenized.input_ids) == [
+            1,
+            2,
+            3,
+        ]
+        (told,) = decode.received
+        assert not told.HasField("media_refs") and list(told.tokenized.input_ids) == [1, 7, 7, 3]
+        assert (told.mm_inputs, *told.extra_mm_inputs) == (identity().mm_inputs, *identity().extra_mm_inputs)
+        assert told.kv_transfer_params_json == HANDED_OVER
+        assert bench.free == [True]
+
+
+@pytest.mark.parametrize(("n", "returned"), [(1, False), (2, True)])
+async def test_references_are_processed_again_when_nothing_is_told_of_them(tmp_path, n, returned):
+    async with pairs(tmp_path, "vllm", **PROCESSING) as (
+        bench,
+        [prefill],
+        [decode],
+    ):
+        prefill.otherwise = prefills(**({"media_identity": identity(1)} if returned else {}))
+        request = asking(web(), stream=False)
+        request = msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, n=n))
+        await bench.events(request)
+        assert decode.received[0].media_refs == prefill.received[0].media_refs
+        assert list(decode.received[0].tokenized.input_ids) == [1, 2, 3]
+
+
+async def test_references_need_both_legs(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL | PROCESSOR) as (bench, [prefill], [decode]):
+        with pytest.raises(NoWorker):
+            await bench.events(asking(web()))
+    async with pairs(tmp_path, "vllm", labels=NIXL | PROCESSOR, decode_labels=PROCESSOR | BLIND) as (
+        bench,
+        [prefill],
+        _,
+    ):
+        assert await refused(bench, asking(web())) == (400, "pd_decode_language_model_only_media_refs")
+        assert not prefill.received
 
 
 # ---------------------------------------------------------------- failures

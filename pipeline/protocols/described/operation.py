@@ -98,6 +98,7 @@ ENGINE_REFUSALS = (
     "multimodal_inflight_budget",
     "runtime_pd_not_supported",
     "pd_decode_language_model_only_mrope",
+    "pd_decode_language_model_only_media_refs",
     "pd_decode_language_model_only_n_samples",
     "pd_decode_missing_kv_transfer_params",
     "prefill_worker_failed_to_start",
