@@ -17,13 +17,15 @@ from pipeline.parsers.call_parser import CallParser
 from pipeline.parsers.events import Arguments, Begun, Broken, Ended
 from pipeline.parsers.json_script import DEEPEST
 from pipeline.parsers.script import Steps
-from pipeline.parsers.typed_value import json_value, quoted, types_of
+from pipeline.parsers.typed_value import alternatives, json_value, quoted, types_of
 
 MARK = "]<]minimax[>["
 _OPEN, _CLOSE = f"{MARK}<tool_call>", f"{MARK}</tool_call>"
 _CALL, _CALL_END = f"{MARK}<invoke name=", f"{MARK}</invoke>"
 _ITEM = "item"  # what the elements of a list are called
-_NAME = re.compile(r"[^<>/\s]+")
+_NAME = re.compile(r"[^/\s].*")
+_EMPTY = {"array": "[]", "object": "{}"}
+_NO_CONTAINER = frozenset({"string", "boolean", "null", "integer", "number"})  # those are written as elements
 
 
 class MinimaxM3Calls(CallParser):
@@ -107,17 +109,27 @@ class MinimaxM3Calls(CallParser):
 
 
 def _joined(text: str, members: list[tuple[str, str]], schema: Any) -> str:
-    if not members:
-        return json_value(text, types_of(schema))
-    if "array" in types_of(schema) or all(name == _ITEM for name, _ in members):
-        return f"[{','.join(value for _, value in members)}]"
-    return f"{{{','.join(f'{quoted(name)}:{value}' for name, value in members)}}}"
+    types = types_of(schema)
+    if members:
+        if "array" in types or all(name == _ITEM for name, _ in members):
+            return f"[{','.join(value for _, value in members)}]"
+        return f"{{{','.join(f'{quoted(name)}:{value}' for name, value in members)}}}"
+    if not text.strip() and "string" not in types:  # a list or object without elements
+        for kind, empty in _EMPTY.items():
+            if kind in types:
+                return empty
+    return json_value(text, types or _NO_CONTAINER)
 
 
 def _property(schema: Any, name: str) -> Any:
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties.get(name) if isinstance(properties, Mapping) else None
+    """The schema of a member, in any of the alternatives that `schema` has."""
+    found = list(alternatives(schema))
+    for one in found:
+        properties = one.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+    return next((one["additionalProperties"] for one in found if "additionalProperties" in one), None)
 
 
 def _items(schema: Any) -> Any:
-    return schema.get("items") if isinstance(schema, Mapping) else None
+    return next((one["items"] for one in alternatives(schema) if "items" in one), None)

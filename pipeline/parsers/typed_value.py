@@ -4,7 +4,7 @@ Formats with tags (Qwen3-Coder, GLM, MiniMax) say `<parameter=days>3</parameter>
 is a number or a text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +26,16 @@ def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
         return frozenset(_type_of(one) for one in schema["enum"])
     found = [types_of(one, depth + 1) for name in ("anyOf", "oneOf") for one in _listed(schema.get(name))]
     return frozenset().union(*found) if all(found) else frozenset()
+
+
+def alternatives(schema: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """The schema and what it may be instead, by `anyOf` and `oneOf`."""
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return
+    yield schema
+    for name in ("anyOf", "oneOf"):
+        for one in _listed(schema.get(name)):
+            yield from alternatives(one, depth + 1)
 
 
 def parameter_types(function: Mapping[str, Any] | None, name: str) -> frozenset[str]:

@@ -1,5 +1,5 @@
-"""The reported troubles of `test_field_cases` once more, by the Messages and the Responses API: what chat answers to the
-same turns, pictures and hosts is what they answer, and the engine sees the same.
+"""The reported troubles of `test_field_cases` once more, by the Messages and the Responses API: to the same turns,
+pictures and hosts they answer as chat does, and the engine sees the same.
 """
 
 from collections.abc import Iterator

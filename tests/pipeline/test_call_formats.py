@@ -1,10 +1,12 @@
 """Formats of calls besides the common ones: the same two calls in each, and nothing lost of what is none."""
 
 import json
+import lzma
 import re
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import parsers
+from pipeline.bundle import load_bundle
 from pipeline.parsers.events import Arguments, Begun, Broken, CallEvent, Ended, Text
+from pipeline.parsers.output import CallBegun, CallGrown, Output
 from pipeline.parsers.thinking import KIMI_K3, MINIMAX_M3, Tags, prompt_end
+from pipeline.template import ChatTemplate
+from tests.pipeline.bundles import unpack_bundle
 from tests.pipeline.test_parsers import FUNCTIONS, cut, read, split
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "golden"
 A_LIST = '{"a":"the sky","n":3}'
 K3 = '<|open|>call tool="{}" index="1"<|sep|>{}<|close|>call<|sep|>'
 M3 = "]<]minimax[>["
@@ -125,6 +132,54 @@ def without_blocks(text: str) -> str:
     return BLOCK_TAGS.sub("", text)
 
 
+RECORDED = [json.loads(line) for line in lzma.decompress((DATA / "calls.jsonl.xz").read_bytes()).splitlines()]
+
+
+@pytest.mark.parametrize("name", sorted({case["format"] for case in RECORDED}))
+def test_calls_that_another_program_finds(name: str) -> None:
+    """Random arguments in every format: SMG's own wheel was asked what it finds."""
+    cases = [case for case in RECORDED if case["format"] == name]
+    assert len(cases) == 15
+    for case in cases:
+        make = partial(parsers.call_parser, name, case["functions"])
+        for pieces in ([case["text"]], list(case["text"])):
+            output = Output(None, make(), patience=None)
+            found: list[list[Any]] = []
+            for said in [said for piece in pieces for said in output.feed(piece)] + output.finish():
+                match said:
+                    case CallBegun(_, _, called):
+                        found.append([called, ""])
+                    case CallGrown(index, arguments):
+                        found[index][1] += arguments
+            assert [[called, json.loads(arguments)] for called, arguments in found] == case["calls"], case["text"]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return load_bundle(unpack_bundle("qwen3_vl", tmp_path_factory.mktemp("bundle"))).template
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(calls=st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), min_size=1, max_size=3))
+def test_what_the_model_s_own_template_writes_is_read_back(qwen: ChatTemplate, calls: list[dict[str, Any]]) -> None:
+    """The template shows a model its earlier calls as it was trained to write them."""
+    asked = [{"role": "user", "content": "go"}]
+    turn = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": call}} for call in calls]
+    prompt = qwen.render(asked)
+    whole = qwen.render([*asked, {"role": "assistant", "content": "", "tool_calls": turn}], add_generation_prompt=False)
+    assert whole.startswith(prompt) and whole.endswith("<|im_end|>\n")
+    events = read(partial(parsers.call_parser, "qwen", {}), [whole[len(prompt) :].removesuffix("<|im_end|>\n")])
+    found = [json.loads(event.text) for event in events if isinstance(event, Arguments)]
+    assert found == calls and sum(isinstance(event, Ended) for event in events) == len(calls)
+
+
 def test_elements_in_elements() -> None:
     """Objects and lists of MiniMax-M3, by their schema where that says something."""
     inner = f"{M3}<item>1{M3}</item>{M3}<item>x{M3}</item>"
@@ -136,6 +191,30 @@ def test_elements_in_elements() -> None:
     schema: dict[str, Any] = {"properties": {"at": at, "list": {"type": "array"}}}
     found = read(lambda: parsers.call_parser("minimax_m3", {"h": schema}), [text])
     assert found == [Begun("h"), Arguments('{"list":[1,"x"],"at":{"x":1,"y":" 2 "},"empty":""}'), Ended()]
+
+
+@pytest.mark.parametrize(
+    ("schema", "element", "value"),
+    [
+        ({"type": "object"}, "", "{}"),
+        ({"type": ["array", "null"]}, " ", "[]"),
+        ({"type": ["array", "string"]}, "", '""'),
+        (
+            {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+            f"{M3}<item>1{M3}</item>",
+            '["1"]',
+        ),
+        ({"anyOf": [{"type": "null"}, {"properties": {"k": {"type": "string"}}}]}, f"{M3}<k>1{M3}</k>", '{"k":"1"}'),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, f"{M3}<a b>1{M3}</a b>", '{"a b":"1"}'),
+        ({}, "[1, 2]", '"[1, 2]"'),
+        ({}, "1.50", "1.50"),
+    ],
+)
+def test_what_an_element_of_minimax_m3_is(schema: dict[str, Any], element: str, value: str) -> None:
+    text = f'{M3}<tool_call>{M3}<invoke name="h">{M3}<x>{element}{M3}</x>{M3}</invoke>{M3}</tool_call>'
+    functions = {"h": {"properties": {"x": schema}}}
+    found = read(lambda: parsers.call_parser("minimax_m3", functions), [text])
+    assert found == [Begun("h"), Arguments(f'{{"x":{value}}}'), Ended()]
 
 
 NO_LISTS = ["[1, 2]", "[f]", "[f(1)]", "[f(**{})]", "[f(a=b)]", "[unknown(a=1)]", "[f(a=1), 2]", "[f(a='x]", "[]"]
