@@ -2,7 +2,8 @@
 
     python tools/engine_checks.py                    torch worker by every form and transport and by the official
                                                      SDKs, MLX, the peer's tensors
-    python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU (tools/e2e_vllm)
+    python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU, and pictures by reference
+                                                     (tools/e2e_vllm)
     python tools/engine_checks.py --only float,shm   those whose names hold both words
 
 Answers are compared with recorded log-probabilities of vLLM (within 1e-4), what arrived with the reference
@@ -26,6 +27,7 @@ from tests.engines_real.answers import Differs, ask, body, compare_answer  # noq
 from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
 from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
+from tests.engines_real.reference_checks import REFERENCE_CHECKS  # noqa: E402
 from tests.engines_real.sdk_checks import SDK_CHECKS  # noqa: E402
 from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
 from tools.compare_peer import PEER  # noqa: E402
@@ -87,6 +89,21 @@ def with_engine(tally: Tally, bench: Bench, label: str) -> None:
                     for check in names:
                         function = functools.partial(CHECKS[check], bench, started, transport)
                         tally.run(f"{label} {pixels} {transport}: {check}", function)
+
+
+def with_references(tally: Tally, bench: Bench, label: str) -> None:
+    """Pictures that the worker fetches and processes itself, by the servicer in Python and by the one in Rust, each on
+    an engine of its own.
+    """
+    for servicer in ("python", "rust"):
+        title = f"{label} references {servicer}"
+        wanted = {name: check for name, check in REFERENCE_CHECKS.items() if tally.wants(f"{title}: {name}")}
+        if not wanted:
+            continue
+        starting = bench.start_engine(processor="inprocess", servicer=servicer)
+        with starting as port, bench.gateway(port, "inline") as started:
+            for name, check in wanted.items():
+                tally.run(f"{title}: {name}", functools.partial(check, bench, started, "inline"))
 
 
 def with_sdks(tally: Tally, bench: Bench, label: str) -> None:
@@ -201,8 +218,9 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
     quiet = known_flags(command, QUIET)
     log = folder / "engine.log"
     if options.engine == "vllm":
-        bench = Bench(command, quiet, lambda **pixels: vllm_engine(model, log, **pixels), None, folder)
+        bench = Bench(command, quiet, lambda **how: vllm_engine(model, log, **how), None, folder)
         with_engine(tally, bench, "vllm")
+        with_references(tally, bench, "vllm")
         with_sdks(tally, bench, "vllm")
         return
     journal = folder / "torch.jsonl"

