@@ -24,7 +24,7 @@ from engines.base import (
     Sampling,
 )
 from engines.loads import SchedulerLoad, scheduler_load
-from engines.transport import Handle, Outgoing
+from engines.transport import Outgoing, Placements
 from engines.wire import Part, nbytes_of, number_field
 
 if TYPE_CHECKING:  # the pure part needs no grpclib
@@ -65,9 +65,9 @@ class Engine(Protocol):
 
     `modalities`: what it takes at all.  `takes_references`: media by URL.  `takes_segments`: tensors by files in
     /dev/shm; `keeps_segments`: it hands their names on, so that each needs a file of its own which is never written
-    again.  `pairing`: how its workers serve a request in pairs, see `Pairing`; None when they cannot.
-    `room_bits`: how large the number of a meeting may be; `places_by_room`: that number modulo the ranks is the rank
-    both legs go to.
+    again.  `pulls_tensors`: tensors over RDMA.  `pairing`: how its workers serve a request in pairs, see `Pairing`; None
+    when they cannot.  `room_bits`: how large the number of a meeting may be; `places_by_room`: that number modulo the
+    ranks is the rank both legs go to.
     """
 
     @property
@@ -93,6 +93,9 @@ class Engine(Protocol):
 
     @property
     def keeps_segments(self) -> bool: ...
+
+    @property
+    def pulls_tensors(self) -> bool: ...
 
     @property
     def pairing(self) -> Pairing | None: ...
@@ -147,7 +150,7 @@ class Engine(Protocol):
         """Every tensor of the message, as the transport places them."""
         ...
 
-    def generate(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> "Stream[Any]":
+    def generate(self, request: EngineRequest, attempt_id: str, placements: Placements) -> "Stream[Any]":
         """Sends the message and gives the stream of replies.  MessageTooLarge when the engine would not read it."""
         ...
 
@@ -173,6 +176,7 @@ class GrpcEngine(ABC):
     takes_references: ClassVar[bool] = False
     takes_segments: ClassVar[bool] = False
     keeps_segments: ClassVar[bool] = False
+    pulls_tensors: ClassVar[bool] = False
     pairing: ClassVar[Pairing | None] = None
     room_bits: ClassVar[int] = 31
     places_by_room: ClassVar[bool] = False
@@ -249,7 +253,7 @@ class GrpcEngine(ABC):
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return []
 
-    def generate(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> "Stream[Any]":
+    def generate(self, request: EngineRequest, attempt_id: str, placements: Placements) -> "Stream[Any]":
         parts = [*self.build(request, attempt_id, placements), *self._pinned(request)]
         if self.max_message_bytes is not None and (nbytes := nbytes_of(parts)) > self.max_message_bytes:
             raise MessageTooLarge(self.name, nbytes, self.max_message_bytes)
@@ -261,7 +265,7 @@ class GrpcEngine(ABC):
         return [number_field(self.rank_field, self._rank)] if self._rank is not None and self.rank_field else []
 
     @abstractmethod
-    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> Sequence[Part]:
+    def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> Sequence[Part]:
         """The Generate message as a list of buffers (see an engine's function of this name)."""
 
     @abstractmethod

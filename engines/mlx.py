@@ -4,7 +4,6 @@ Rule: text only, one choice, and no stop strings: what the message cannot say an
 another worker of the model is asked if there is one.  Every field is what SMG sends (`tests/data/engine_messages`).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -13,7 +12,7 @@ from smg_grpc_proto.generated import mlx_engine_pb2 as pb
 from engines.base import EngineRequest, Sampling
 from engines.engine import MIB, GrpcEngine
 from engines.replies import StreamReplies
-from engines.transport import Handle
+from engines.transport import Placements
 from engines.wire import Part
 
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
@@ -69,7 +68,7 @@ class MlxEngine(GrpcEngine):
     unsendable = ("n", "stop", "min_tokens", "constraint")
     max_message_bytes = 256 * MIB
 
-    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+    def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
         return build(request, attempt_id)
 
     def replies(self, request: EngineRequest) -> MlxReplies:

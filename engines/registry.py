@@ -304,5 +304,3 @@ def _check_spec(spec: WorkerSpec, roles: tuple[WorkerType, ...]) -> None:
             f"{spec.url}: a {spec.worker_type} worker gets no requests here, this gateway serves with "
             f"{' and '.join(roles)} workers (--pd-disaggregation decides)"
         )
-    if spec.multimodal_tensor_transport == "rdma":
-        raise WorkerRefused(f"{spec.url}: multimodal_tensor_transport rdma is not supported yet (inline, shm, auto)")

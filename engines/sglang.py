@@ -16,7 +16,7 @@ from engines.base import EngineRequest, Form, MediaBatch, Modality
 from engines.batch import primary_tensor, side_tensors
 from engines.engine import MIB, GrpcEngine
 from engines.replies import StreamReplies, replies_to
-from engines.transport import Handle
+from engines.transport import Placements
 from engines.wire import Part, field, splice
 
 _MM_INPUTS = 3  # field of GenerateRequest
@@ -145,7 +145,7 @@ class SglangEngine(GrpcEngine):
         found = labels.flatten_struct(reply.server_args, _SERVER_ARGS)
         return found | ({"version": reply.sglang_version} if reply.sglang_version else {})
 
-    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+    def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
         return build(request, attempt_id)
 
     def replies(self, request: EngineRequest) -> StreamReplies:

@@ -13,11 +13,12 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from engines import labels
-from engines.base import EngineRequest, Form, MediaBatch, MediaItem, Modality, Sampling, Tensor
+from engines.base import EngineRequest, Form, MediaBatch, MediaItem, Modality, Sampling
 from engines.engine import MIB, GrpcEngine
 from engines.leg import Leg
 from engines.replies import StreamReplies, replies_to
-from engines.transport import Handle, Outgoing
+from engines.tensors import BY_VALUE, small_data, tensor_data
+from engines.transport import Outgoing, Placements
 from engines.wire import Part, field
 
 _MM_INPUTS, _ITEMS, _ENCODER_INPUT, _INLINE = 9, 1, 3, 3  # GenerateRequest, MultimodalInputs, item, TensorData
@@ -27,8 +28,6 @@ _MODALITIES = {
     Modality.AUDIO: common_pb2.AUDIO,
 }
 _PRIMARY = "encoder_input"
-# What identifies a clip or picture travels by value at any threshold, as with vLLM.
-_BY_VALUE = frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid"})
 _CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}  # members of one oneof
 _SERVER_ARGS = (
     "model",
@@ -52,7 +51,7 @@ _MAX_SEED = (1 << 64) - 1
 # ---------------------------------------------------------------- the message
 
 
-def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+def build(request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
     """The Generate message of one attempt as a list of buffers; see `engines.vllm.build`."""
     sampling = request.sampling
     message = pb.GenerateRequest(
@@ -132,15 +131,13 @@ def tensors(request: EngineRequest) -> list[Outgoing]:
     """Every tensor of every item, side tensors first."""
     found = []
     for key, _, item in _in_prompt_order(request):
-        found += [Outgoing(key + name, tensor, inline_only=name in _BY_VALUE) for name, tensor in item.side.items()]
+        found += [Outgoing(key + name, tensor, inline_only=name in BY_VALUE) for name, tensor in item.side.items()]
         if _has_pixels(request.leg):
-            found.append(Outgoing(key + _PRIMARY, item.primary))
+            found.append(Outgoing(key + _PRIMARY, item.primary, may_be_pulled=True))
     return found
 
 
-def _item(
-    key: str, batch: MediaBatch, item: MediaItem, placements: Mapping[str, Handle], *, with_pixels: bool
-) -> Sequence[Part]:
+def _item(key: str, batch: MediaBatch, item: MediaItem, placements: Placements, *, with_pixels: bool) -> Sequence[Part]:
     """One MultimodalItem, the encoder's bytes written by hand behind the rest."""
     message = pb.MultimodalItem(
         modality=_MODALITIES[batch.modality],
@@ -151,25 +148,13 @@ def _item(
         placeholder_token_id=batch.token_id,
     )
     for name, tensor in item.side.items():
-        data = _tensor_data(tensor, placements.get(key + name))
-        if not data.HasField("shm"):
-            data.inline = b"".join(tensor.buffers)
-        message.model_specific_tensors[name].CopyFrom(data)
+        message.model_specific_tensors[name].CopyFrom(small_data(pb.TensorData, tensor, placements.get(key + name)))
     if not with_pixels:
         return [message.SerializeToString()]
-    data = _tensor_data(item.primary, placements.get(key + _PRIMARY))
-    payload = [] if data.HasField("shm") else field([_INLINE], item.primary.buffers)
+    placed = placements.get(key + _PRIMARY)
+    data = tensor_data(pb.TensorData, item.primary, placed)
+    payload = field([_INLINE], item.primary.buffers) if placed is None else []
     return [message.SerializeToString(), *field([_ENCODER_INPUT], [data.SerializeToString(), *payload])]
-
-
-def _tensor_data(tensor: Tensor, handle: Handle | None) -> pb.TensorData:
-    """Shape, dtype and, when there is one, the handle; the caller adds inline bytes."""
-    data = pb.TensorData(shape=tensor.shape, dtype=tensor.dtype)
-    if handle is not None:
-        data.shm.CopyFrom(
-            common_pb2.ShmHandle(name=handle.name, offset=0, nbytes=handle.nbytes, owner_id=handle.owner_id)
-        )
-    return data
 
 
 # ---------------------------------------------------------------- the worker
@@ -187,6 +172,7 @@ class TokenSpeedEngine(GrpcEngine):
     modalities = frozenset(Modality)
     takes_segments = True
     keeps_segments = True
+    pulls_tensors = True
     pairing = "together"
     room_bits = 63
     places_by_room = True
@@ -208,7 +194,7 @@ class TokenSpeedEngine(GrpcEngine):
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return tensors(request)
 
-    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+    def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
         return build(request, attempt_id, placements)
 
     def replies(self, request: EngineRequest) -> StreamReplies:

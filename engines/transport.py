@@ -1,8 +1,9 @@
-"""How each tensor travels to the chosen engine worker: inside the message, or through a file in /dev/shm.
+"""How each tensor travels to the chosen engine worker: inside the message, through a file in /dev/shm, or over RDMA.
 
 Rule: shared memory is an offer, never a condition.  A tensor goes by segment when mode, worker and size allow it
-(`reads_segments`, `shm_min_bytes`); whatever fails there is counted, logged, and the bytes go inline.  The decision is
-made for every attempt anew, for the worker chosen for it.
+(`reads_segments`, `shm_min_bytes`); whatever fails there is counted, logged, and the bytes go inline.  What a worker
+can pull over RDMA (`engines.rdma`) and finds no slot goes by segment when the worker shares our /dev/shm, else inline.
+The decision is made for every attempt anew, for the worker chosen for it.
 
 Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A batch
 whose pool process already wrote a segment has that one published under a fresh name; other tensors, and all for an
@@ -15,7 +16,7 @@ one thread of the transport, so that the event loop never waits.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from engines.base import Observer, SegmentStore, SharedSegment, Tensor
+from engines.rdma import Lease, RdmaLane
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class TransportSettings(msgspec.Struct, frozen=True):
 
     `shm_min_bytes`: smallest tensor that goes by segment; 0 means every one.  `namespace`: our own /dev/shm
     (`shm_namespace`), compared with the worker's under `auto`.  `writable`: whether a probe file could be written at
-    start.  `owner_id` ("smg:<pid of the gateway>") goes into every handle.  `rdma` has no lane here and means inline.
+    start.  `owner_id` ("smg:<pid of the gateway>") goes into every handle.
     """
 
     owner_id: str
@@ -50,8 +52,8 @@ class TensorReader(Protocol):
     """What the decision needs to know of an engine worker; `engines.worker.Worker` is one.
 
     `keeps_segments`: it hands names on, so nothing tells when a file was last read: each is its own and never used
-    again.  `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not
-    set.
+    again.  `pulls_tensors`: it can read them over RDMA.  `tensor_transport` and `shm_min_bytes` are the worker's own
+    settings and win over the gateway's; None: not set.
     """
 
     @property
@@ -72,6 +74,9 @@ class TensorReader(Protocol):
     @property
     def shm_min_bytes(self) -> int | None: ...
 
+    @property
+    def pulls_tensors(self) -> bool: ...
+
     def shares_memory(self, namespace: str | None) -> bool: ...
 
 
@@ -79,13 +84,15 @@ class Outgoing(msgspec.Struct, frozen=True):
     """One tensor of a message.
 
     `key` names it within the message.  `segment`, when set, already holds exactly these bytes.  `inline_only`: never by
-    segment.
+    segment.  `may_be_pulled`: its engine can read it over RDMA; `room`: the key it was promised there.
     """
 
     key: str
     tensor: Tensor
     segment: SharedSegment | None = None
     inline_only: bool = False
+    may_be_pulled: bool = False
+    room: int | None = None
 
 
 class Handle(msgspec.Struct, frozen=True):
@@ -96,40 +103,66 @@ class Handle(msgspec.Struct, frozen=True):
     owner_id: str
 
 
-class Placement:
-    """The segments of one attempt.
+class RemoteHandle(msgspec.Struct, frozen=True):
+    """Where a reader finds a tensor over RDMA (`engines.rdma`)."""
 
-    `handles`: by key, for tensors that are not inline.  `published`: segments of the caller that got a name.  Nobody
-    but `Transport` makes or ends one.
+    descriptor: bytes
+    nbytes: int
+
+
+Placed = Handle | RemoteHandle
+Placements = Mapping[str, Placed]
+
+
+class Placement:
+    """The segments and RDMA slots of one attempt.
+
+    `handles`: by key, for tensors that are not inline.  `published`: segments of the caller that got a name.  `leases`:
+    slots, each with its generation.  Nobody but `Transport` makes or ends one.
     """
 
     def __init__(self, reader: str, *, keeps: bool = False) -> None:
         self.reader = reader
         self.keeps = keeps
-        self.handles: dict[str, Handle] = {}
+        self.handles: dict[str, Placed] = {}
+        self.leases: list[Lease] = []
         self.published: list[SharedSegment] = []
         self.fresh: list[SharedSegment] = []
         self.ended = False
 
     @property
     def is_unread(self) -> bool:
-        """Whether the worker has still to read a segment."""
-        return not self.ended and any(segment.is_unread for segment in (*self.published, *self.fresh))
+        """Whether the worker has still to read a segment or a slot."""
+        if self.ended:
+            return False
+        segments = (*self.published, *self.fresh)
+        return any(segment.is_unread for segment in segments) or any(lease.is_unread for lease in self.leases)
 
 
 class Transport:
-    """Decides and places; one for the whole gateway.  `store` may be None: nothing is ever written then."""
+    """Decides and places; one for the whole gateway.  `store` may be None: nothing is ever written then; without a
+    `lane` the mode rdma means inline.
+    """
 
-    def __init__(self, settings: TransportSettings, store: SegmentStore | None, observer: Observer) -> None:
+    def __init__(
+        self,
+        settings: TransportSettings,
+        store: SegmentStore | None,
+        observer: Observer,
+        lane: RdmaLane | None = None,
+    ) -> None:
         self._settings = settings
+        self._lane = lane
         self._store = store
         self._observer = observer
         self._thread: ThreadPoolExecutor | None = None
 
     def reads_segments(self, worker: TensorReader) -> bool:
         """Whether this worker is given segments at all."""
-        mode = worker.tensor_transport or self._settings.mode
-        if mode not in ("shm", "auto") or not self._settings.writable or not worker.takes_segments:
+        mode = self._mode(worker)
+        if mode == "inline" or not self._settings.writable or not worker.takes_segments:
+            return False
+        if mode == "rdma" and not (self._lane is not None and worker.pulls_tensors):
             return False
         return mode == "shm" or worker.shares_memory(self._settings.namespace)
 
@@ -146,14 +179,15 @@ class Transport:
         When this is cancelled the bytes are not read any more after it has returned, and nothing stays published.
         """
         placement = Placement(worker.url, keeps=worker.keeps_segments)
-        chosen = self._by_segment(tensors, worker)
-        if chosen:
-            failures = await self._place(placement, chosen)
+        pulled = self._leased(placement, tensors, worker)
+        chosen = self._by_segment([out for out in tensors if out.key not in placement.handles], worker)
+        if pulled or chosen:
+            failures = await self._place(placement, pulled, chosen)
             for key, reason in failures:
                 log.warning("tensor %s goes inline to %s: %s", key, worker.runtime, reason)
                 self._observer.segment_failed(worker.runtime)
         for outgoing in tensors:
-            path = "shm" if outgoing.key in placement.handles else "inline"
+            path = _PATHS[type(placement.handles.get(outgoing.key))]
             self._observer.tensor_sent(worker.runtime, path, outgoing.tensor.nbytes)
         return placement
 
@@ -165,6 +199,9 @@ class Transport:
         if placement.ended:
             return
         placement.ended = True
+        if consumed:  # else a reader may be at work, and its slots wait for its word
+            for lease in placement.leases:
+                lease.release()
         if placement.fresh or (placement.published and not consumed):
             await self._in_thread(lambda: _end(placement, consumed))
 
@@ -176,13 +213,44 @@ class Transport:
     def _by_segment(self, tensors: Sequence[Outgoing], worker: TensorReader) -> list[Outgoing]:
         if not self.reads_segments(worker):
             return []
+        if self._mode(worker) == "rdma":  # instead of a slot
+            tensors = [out for out in tensors if out.may_be_pulled]
         least = max(self.min_bytes(worker), 1)  # an empty tensor has nothing to put into a file
         return [out for out in tensors if not out.inline_only and out.tensor.nbytes >= least]
 
-    async def _place(self, placement: Placement, chosen: Sequence[Outgoing]) -> list[tuple[str, str]]:
+    def _mode(self, worker: TensorReader) -> Mode:
+        return worker.tensor_transport or self._settings.mode
+
+    def _leased(
+        self, placement: Placement, tensors: Sequence[Outgoing], worker: TensorReader
+    ) -> list[tuple[Lease, Outgoing]]:
+        """Slots for what this worker pulls by itself, as far as there are any; they are still to be filled."""
+        if self._lane is None or self._mode(worker) != "rdma" or not worker.pulls_tensors:
+            return []
+        found = []
+        for outgoing in tensors:
+            lease = self._lane.lease(outgoing.tensor.nbytes, outgoing.room) if outgoing.may_be_pulled else None
+            if lease is not None:
+                found.append((lease, outgoing))
+                placement.leases.append(lease)
+                placement.handles[outgoing.key] = RemoteHandle(lease.descriptor, outgoing.tensor.nbytes)
+            elif outgoing.may_be_pulled:
+                log.info("tensor %s: too large for an RDMA slot, or none is free", outgoing.key)
+        return found
+
+    async def _place(
+        self, placement: Placement, pulled: Sequence[tuple[Lease, Outgoing]], chosen: Sequence[Outgoing]
+    ) -> list[tuple[str, str]]:
+        def place() -> list[tuple[str, str]]:
+            for lease, outgoing in pulled:
+                lease.fill(outgoing.tensor.buffers)
+            return self._place_now(placement, chosen)
+
         try:
-            return await self._in_thread(lambda: self._place_now(placement, chosen))
+            return await self._in_thread(place)
         except asyncio.CancelledError:
+            for lease in placement.leases:
+                lease.release()  # nobody was told of them
             await self.end(placement, consumed=False)
             raise
 
@@ -225,6 +293,9 @@ class Transport:
             running.exception()  # fetched: nobody else will
             raise cancelled
         return running.result()
+
+
+_PATHS = {Handle: "shm", RemoteHandle: "remote", type(None): "inline"}
 
 
 def _end(placement: Placement, consumed: bool) -> None:

@@ -13,7 +13,7 @@ from smg_grpc_proto.generated import trtllm_service_pb2 as pb
 from engines.base import EngineRequest, Form, Modality, Sampling, TokenLogprob
 from engines.engine import GrpcEngine
 from engines.replies import StreamReplies, ranked
-from engines.transport import Handle
+from engines.transport import Placements
 from engines.wire import Part, field
 
 _MULTIMODAL_INPUT, _IMAGE_DATA = 15, 1
@@ -108,7 +108,7 @@ class TrtllmEngine(GrpcEngine):
         """It says so in a word."""
         return str((await self._health(timeout_s)).status).strip().upper() == "OK"
 
-    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+    def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
         return build(request, attempt_id)
 
     def replies(self, request: EngineRequest) -> TrtllmReplies:

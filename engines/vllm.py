@@ -6,7 +6,7 @@ wrote, and every field is what SMG 1.13 sends (`tests/data/engine_messages`), ex
 attempts, retries and aborts are decided in `engines.dispatch`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -17,7 +17,8 @@ from engines.batch import primary_tensor, side_tensors
 from engines.engine import GrpcEngine
 from engines.leg import Handoff, Leg, MediaShare
 from engines.replies import StreamReplies
-from engines.transport import Handle, Outgoing
+from engines.tensors import BY_VALUE, small_data, tensor_data
+from engines.transport import Outgoing, Placements
 from engines.wire import Part, field
 
 _PRIMARY = "pixel_values"  # the primary tensor's name in MediaBatch, and its field in the message
@@ -28,9 +29,6 @@ _MODALITIES = {
     Modality.IMAGE: common_pb2.IMAGE,
     Modality.VIDEO: common_pb2.VIDEO,
 }
-# What identifies a clip or picture to a decode worker travels by value at any threshold: both SMG versions recorded
-# do so.
-_BY_VALUE = frozenset({"image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid"})
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _MAX_LOGPROBS = 20
 
@@ -38,7 +36,7 @@ _MAX_LOGPROBS = 20
 # ---------------------------------------------------------------- the message
 
 
-def build(request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+def build(request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
     """The Generate message of one attempt as a list of buffers; joined they are the serialised GenerateRequest.
 
     `placements`: handles of the tensors that lie in shared memory, by the keys of `tensors`; all others are inline.
@@ -126,7 +124,7 @@ def _batch_tensors(batch: MediaBatch, share: MediaShare) -> list[Outgoing]:
         found = _identifying_tensors(batch).items()
         return [Outgoing(_placement_key(batch, name), tensor, inline_only=True) for name, tensor in found]
     side = [
-        Outgoing(_placement_key(batch, name), tensor, inline_only=name in _BY_VALUE)
+        Outgoing(_placement_key(batch, name), tensor, inline_only=name in BY_VALUE)
         for name, tensor in side_tensors(batch).items()
     ]
     return [*side, Outgoing(_placement_key(batch, _PRIMARY), primary_tensor(batch), batch.segment)]
@@ -136,7 +134,7 @@ def _placement_key(batch: MediaBatch, name: str) -> str:
     return f"{batch.modality.value}/{name}"
 
 
-def _share(batch: MediaBatch, share: MediaShare, placements: Mapping[str, Handle]) -> list[Part]:
+def _share(batch: MediaBatch, share: MediaShare, placements: Placements) -> list[Part]:
     """What of a batch this message has, as one MultimodalInputs."""
     if share == "hashes":
         hashes = [item.content_hash for item in batch.items]
@@ -153,16 +151,14 @@ def _identity(batch: MediaBatch) -> vllm_engine_pb2.MultimodalInputs:
     told.keep_on_cpu_keys.extend(key for key in layout.keep_on_cpu if key in side)
     told.flat_keys.update({key: sizes for key, sizes in layout.flat.items() if key in side})
     for name, tensor in side.items():
-        data = _tensor_data(tensor, None)
-        data.inline = b"".join(tensor.buffers)
-        told.model_specific_tensors[name].CopyFrom(data)
+        told.model_specific_tensors[name].CopyFrom(small_data(vllm_engine_pb2.TensorData, tensor, None))
     return told
 
 
 def _identifying_tensors(batch: MediaBatch) -> dict[str, Tensor]:
     """Grids and times, and the sizes of those that are flat."""
     side = side_tensors(batch)
-    names = {name for name in side if name in _BY_VALUE}
+    names = {name for name in side if name in BY_VALUE}
     names |= {sizes for name, sizes in batch.layout.flat.items() if name in names}
     return {name: tensor for name, tensor in side.items() if name in names}
 
@@ -181,7 +177,7 @@ def _placed(batch: MediaBatch) -> vllm_engine_pb2.MultimodalInputs:
     )
 
 
-def _multimodal_inputs(batch: MediaBatch, placements: Mapping[str, Handle]) -> list[Part]:
+def _multimodal_inputs(batch: MediaBatch, placements: Placements) -> list[Part]:
     """One MultimodalInputs, its primary tensor written by hand behind the rest."""
     layout = batch.layout
     wire_name = layout.encoder_input_key or _PRIMARY
@@ -192,24 +188,13 @@ def _multimodal_inputs(batch: MediaBatch, placements: Mapping[str, Handle]) -> l
     message.flat_keys.update({key: sizes for key, sizes in layout.flat.items() if key in present and sizes in present})
     message.keep_on_cpu_keys.extend(layout.keep_on_cpu)
     for name, tensor in side.items():
-        data = _tensor_data(tensor, placements.get(_placement_key(batch, name)))
-        if not data.HasField("shm"):
-            data.inline = b"".join(tensor.buffers)
+        data = small_data(vllm_engine_pb2.TensorData, tensor, placements.get(_placement_key(batch, name)))
         message.model_specific_tensors[name].CopyFrom(data)
     primary = primary_tensor(batch)
-    data = _tensor_data(primary, placements.get(_placement_key(batch, _PRIMARY)))
-    payload = [] if data.HasField("shm") else field([_INLINE], primary.buffers)
+    placed = placements.get(_placement_key(batch, _PRIMARY))
+    data = tensor_data(vllm_engine_pb2.TensorData, primary, placed)
+    payload = field([_INLINE], primary.buffers) if placed is None else []
     return [message.SerializeToString(), *field([_PIXEL_VALUES], [data.SerializeToString(), *payload])]
-
-
-def _tensor_data(tensor: Tensor, handle: Handle | None) -> vllm_engine_pb2.TensorData:
-    """Shape, dtype and, when there is one, the handle; the caller adds inline bytes."""
-    data = vllm_engine_pb2.TensorData(shape=tensor.shape, dtype=tensor.dtype)
-    if handle is not None:
-        data.shm.CopyFrom(
-            common_pb2.ShmHandle(name=handle.name, offset=0, nbytes=handle.nbytes, owner_id=handle.owner_id)
-        )
-    return data
 
 
 def _media_refs(references: Sequence[MediaReference]) -> list[Part]:
@@ -251,7 +236,7 @@ class VllmEngine(GrpcEngine):
     def tensors(self, request: EngineRequest) -> list[Outgoing]:
         return tensors(request)
 
-    def build(self, request: EngineRequest, attempt_id: str, placements: Mapping[str, Handle]) -> list[Part]:
+    def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
         return build(request, attempt_id, placements)
 
     def replies(self, request: EngineRequest) -> VllmReplies:

@@ -211,6 +211,10 @@ class Worker:
         return self.client is not None and self.client.takes_segments
 
     @property
+    def pulls_tensors(self) -> bool:
+        return self.client is not None and self.client.pulls_tensors
+
+    @property
     def keeps_segments(self) -> bool:
         return self.client is not None and self.client.keeps_segments
 

@@ -1,15 +1,12 @@
-"""What other versions or SMG can do and this version cannot: every such flag and variable, and what is said of it.
+"""What other versions or SMG can do and this version cannot: every such flag, and what is said of it.
 
-A flag of SMG's is never "unrecognized": it is refused with a sentence.  A variable that asks for something absent stops
-the start too, because ignoring it would serve something else than was asked for.  A variable that only tunes something
-absent (the size of RDMA slots, say) changes nothing and earns a WARN.
+A flag of SMG's is never "unrecognized": it is refused with a sentence.
 """
 
 from collections.abc import Mapping
 
 # What is missing -> its flags.  These come with a later version.
 LATER_FLAGS: Mapping[str, str] = {
-    "an RDMA lane": "--mm-pixel-rdma --rdma-listen-ip --rdma-slot-ttl-s",
     "a rate limit": "--rate-limit-tokens-per-second",
     "tenant keys": "--tenant-api-key",
     "configurable buckets": "--prometheus-duration-buckets",
@@ -78,19 +75,6 @@ MOOT_FLAGS: Mapping[str, str] = {
 # Formats of calls and of reasoning that SMG knows and this version does not.
 LATER_CALL_FORMATS = ("mistral", "step3", "cohere", "sarashina", "inkling")
 LATER_THINKING_FORMATS = ("base", "kimi", "step3", "cohere_cmd", "nano_v3", "inkling")
-
-# Variables that ask for something absent -> (what is missing, the values that do not ask for it).
-ASKING_VARIABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "SMG_MM_PIXEL_RDMA": ("an RDMA lane", ("0", "false", "no", "off")),
-    "SMG_RDMA_LISTEN_IP": ("an RDMA lane", ()),
-    "SMG_RDMA_SLOT_TTL_S": ("an RDMA lane", ()),
-}
-
-# What is missing -> variables that only tune it.
-IDLE_VARIABLES: Mapping[str, str] = {
-    "an RDMA lane": "SMG_RDMA_POOL_SLOTS SMG_RDMA_SLOT_BYTES SMG_RDMA_LISTEN_PORT SMG_RDMA_LANDING_WAIT_S "
-    "SMG_RDMA_READ_TIMEOUT_S",
-}
 
 # Read by the engine's servicer, never by the gateway.
 ENGINE_VARIABLES = (

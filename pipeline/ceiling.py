@@ -8,6 +8,7 @@ that are collected while engines send them.
 import msgspec
 
 from pipeline.config import Config
+from pipeline.rdma_lane import rdma_settings
 from pool.row import Row
 
 MIB = 1 << 20
@@ -37,6 +38,7 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
     count = max(1, len(config.workers.urls)) if workers is None else workers
     programs = SUPERVISOR_BYTES + FRONTEND_BYTES + pool.processes * POOL_PROCESS_BYTES
     connection = CONNECTION_BYTES + (TLS_BYTES if config.tls.cert_path else 0)
+    lane = rdma_settings(transport)
     places = admission.max_concurrent_requests + admission.queue_size
     return (
         Share("programs and libraries", programs),
@@ -45,6 +47,7 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
         Share(
             "tensors in /dev/shm", 0 if transport.mode == "inline" else transport.shm_max_bytes, "--mm-shm-max-bytes"
         ),
+        Share("slots of the RDMA lane", lane.slots * lane.slot_bytes if lane else 0, "SMG_RDMA_POOL_SLOTS"),
         Share(
             "bodies, fetched media, prompts", admission.max_inflight_body_bytes * 9 // 8, "--max-inflight-body-bytes"
         ),

@@ -39,6 +39,7 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
         if not _TOKEN.fullmatch(name):
             refuse("request_id_headers", name, "Must be a header name")
     server["request_id_headers"] = tuple(dict.fromkeys(name.lower() for name in server["request_id_headers"]))
+    yield from _check_lane(values["transport"])
     _check_sizes(values)
     media["allowed_domains"] = check_domains(media["allowed_domains"])
     model["path"] = check_model("model_path", model["path"])
@@ -54,6 +55,17 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield f"listening on {server['host']} without --api-key: whoever reaches it may use it and register workers"
     if values["pool"]["ring_bytes"] > memory_bytes():
         yield f"--pool-ring-bytes {values['pool']['ring_bytes']} is more than the memory this process may use"
+
+
+def _check_lane(transport: dict[str, Any]) -> Iterator[str]:
+    """The RDMA lane's settings against each other."""
+    if transport["rdma_listen_ip"] is not None:
+        transport["rdma_listen_ip"] = check_address("rdma_listen_ip", transport["rdma_listen_ip"])
+    ttl_s, hold_s = transport["rdma_slot_ttl_s"], transport["rdma_landing_wait_s"] + transport["rdma_read_timeout_s"]
+    if ttl_s is not None and ttl_s <= hold_s:
+        yield f"--rdma-slot-ttl-s {ttl_s:g} is no longer than a worker may hold a slot ({hold_s:g} s); it is ignored"
+    if transport["pixel_rdma"] and transport["mode"] != "rdma":
+        yield f"--mm-pixel-rdma is ignored: --multimodal-tensor-transport is {transport['mode']}"
 
 
 def _check_sizes(values: dict[str, dict[str, Any]]) -> None:

@@ -46,6 +46,7 @@ from pipeline.prepare import Preparation
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.generation import Stations
 from pipeline.protocols.workers import WorkerRoutes
+from pipeline.rdma_lane import open_lane
 from pipeline.references import Forwarder
 from pipeline.routes import all_routes
 from pipeline.serve import Doorkeeper, Route, application
@@ -202,7 +203,10 @@ class Frontend:
             config.shm_min_bytes,
             str(self._segments.writable).lower(),
         )
-        transport = Transport(settings, self._segments, self._metrics)
+        lane = open_lane(config)
+        if lane is not None:
+            self._closing.callback(lane.close)
+        transport = Transport(settings, self._segments, self._metrics, lane)
         self._closing.callback(transport.close)
         return transport
 

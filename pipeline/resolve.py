@@ -7,12 +7,11 @@ A flag that is given silences its variables altogether.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from pipeline.absent import ASKING_VARIABLES, IDLE_VARIABLES
 from pipeline.checks import check_sections
 from pipeline.config import DECLARED, Config, ConfigError, Source
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
@@ -76,7 +75,6 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     for one in DECLARED:
         value, sources[one.key] = _choose(one, given, environ, warnings)
         values.setdefault(one.section, {})[one.name] = value
-    warnings.extend(_absent(environ))
     warnings.extend(strangers(environ))
     _compute(values, sources)
     warnings.extend(check_sections(values))
@@ -140,20 +138,6 @@ def _range(one: Declared) -> str:
     return f"a number, at least {one.ge:g}" if one.kind is float else f"an integer, at least {one.ge:g}"
 
 
-def _absent(environ: Mapping[str, str]) -> Iterator[str]:
-    """Warnings about variables for things this version does not have; ConfigError for one that asks for one."""
-    present = {name: text.strip() for name, text in environ.items() if name.startswith("SMG_") and text.strip()}
-    for name, (what, quiet) in ASKING_VARIABLES.items():
-        if name in present and present[name].lower() not in quiet:
-            raise ConfigError(
-                f"Configuration error: {name} is set, but this version does not yet have {what}; unset it"
-            )
-    for what, names in IDLE_VARIABLES.items():
-        yield from (
-            f"{name} has no effect: this version does not yet have {what}" for name in names.split() if name in present
-        )
-
-
 def _compute(values: dict[str, dict[str, Any]], sources: Mapping[str, Source]) -> None:
     """Put in the defaults that depend on the machine or on other settings."""
     cores, memory = usable_cores(), memory_bytes()
@@ -168,6 +152,8 @@ def _compute(values: dict[str, dict[str, Any]], sources: Mapping[str, Source]) -
         "model.tokenizer_path": values["model"]["path"],
         "metrics.host": values["server"]["host"],
     }
+    if values["transport"]["pixel_rdma"]:
+        computed["transport.mode"] = "rdma"
     for key, value in computed.items():
         if sources[key] == "default":
             section, name = key.split(".")

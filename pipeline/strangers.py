@@ -6,7 +6,7 @@ Values are never shown.
 import difflib
 from collections.abc import Iterator, Mapping
 
-from pipeline.absent import ASKING_VARIABLES, ENGINE_VARIABLES, IDLE_VARIABLES
+from pipeline.absent import ENGINE_VARIABLES
 from pipeline.config import DECLARED
 
 _PREFIXES = ("SMG_", "MEDIAGATE_")
@@ -18,7 +18,7 @@ _NEARLY_EQUAL = 0.93  # of whole names, when the prefix itself is misspelt: one 
 def strangers(environ: Mapping[str, str]) -> Iterator[str]:
     """A warning for each variable with our prefix, or nearly one of our names, that nobody reads."""
     ours = sorted({name for one in DECLARED for name in (one.setting.variable, one.setting.legacy) if name})
-    known = {*ours, *ENGINE_VARIABLES, *ASKING_VARIABLES, *" ".join(IDLE_VARIABLES.values()).split()}
+    known = {*ours, *ENGINE_VARIABLES}
     for name in sorted(environ):
         if name in known or not environ[name].strip():
             continue

@@ -113,11 +113,6 @@ def configuration() -> str:
         "## Not in this version",
         "These flags of SMG are known and stop the start with a sentence (exit status 1).",
         _table(("what", "flags"), _sorted_flags(absent.LATER_FLAGS)),
-        "So do these variables, unless they switch the thing off:",
-        _table(("variable", "what"), [(f"`{name}`", what) for name, (what, _) in absent.ASKING_VARIABLES.items()]),
-        "These variables only tune what this version does not have. They change nothing and log a WARN; a bad "
-        "`SMG_VIDEO_DECODE_BACKEND` stops the start all the same.",
-        _table(("what", "variables"), _sorted_flags(absent.IDLE_VARIABLES)),
         "## Not part of this gateway",
         "These flags of SMG are known and stop the start with a sentence (exit status 1).",
         _table(("what", "flags"), _sorted_flags(absent.NEVER_FLAGS)),

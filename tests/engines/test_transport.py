@@ -20,6 +20,7 @@ class Reader:
     runtime: str = "vllm"
     takes_segments: bool = True
     keeps_segments: bool = False
+    pulls_tensors: bool = False
     tensor_transport: str | None = None
     shm_min_bytes: int | None = None
     namespace: str = "boot:1"

@@ -17,6 +17,7 @@ from pipeline.absent import ENGINE_VARIABLES, LATER_FLAGS, NEVER_FLAGS, refused_
 from pipeline.config import DECLARED, Config, ConfigError
 from pipeline.flags import parse
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
+from pipeline.rdma_lane import rdma_settings
 from pool.supervisor import EXIT_FRONTEND_DIED
 
 
@@ -67,6 +68,8 @@ FLAGS = [
     ("--mm-pixel-cache-mb", "media.pixel_cache_mb", 0, "64", 64),
     ("--multimodal-tensor-transport", "transport.mode", "inline", "shm", "shm"),
     ("--multimodal-shm-min-bytes", "transport.shm_min_bytes", 65536, "0", 0),
+    ("--rdma-listen-ip", "transport.rdma_listen_ip", None, "10.0.0.1", "10.0.0.1"),
+    ("--rdma-slot-ttl-s", "transport.rdma_slot_ttl_s", None, "300", 300.0),
     ("--mm-shm-max-bytes", "transport.shm_max_bytes", min(shm_bytes(), memory_bytes()) // 2, "0", 0),
     ("--model-path", "model.path", None, "org/name", "org/name"),
     ("--model", "model.path", None, "org/name", "org/name"),
@@ -122,6 +125,7 @@ SWITCHES = [
     ("--mm-allow-private-media-hosts", "media.allow_private_hosts", None, True),
     ("--no-mm-allow-private-media-hosts", "media.allow_private_hosts", None, False),
     ("--log-mm-timing", "media.log_timing", False, True),
+    ("--mm-pixel-rdma", "transport.pixel_rdma", False, True),
     ("--dp-aware", "workers.dp_aware", False, True),
     ("--disable-health-check", "workers.health_enabled", True, False),
     ("--disable-circuit-breaker", "workers.breaker_enabled", True, False),
@@ -155,6 +159,14 @@ VARIABLES = [
     ("SMG_MM_ALLOW_PRIVATE_MEDIA_HOSTS", "media.allow_private_hosts", None, "YES", True, "maybe"),
     ("SMG_MM_TENSOR_TRANSPORT", "transport.mode", "inline", "auto", "auto", "bogus"),
     ("SMG_MM_SHM_MIN_BYTES", "transport.shm_min_bytes", 65536, "0", 0, "-5"),
+    ("SMG_MM_PIXEL_RDMA", "transport.pixel_rdma", False, "on", True, "2"),
+    ("SMG_RDMA_LISTEN_IP", "transport.rdma_listen_ip", None, "10.0.0.1", "10.0.0.1", None),
+    ("SMG_RDMA_SLOT_TTL_S", "transport.rdma_slot_ttl_s", None, "300", 300.0, "0"),
+    ("SMG_RDMA_LISTEN_PORT", "transport.rdma_listen_port", 18515, "18516", 18516, "0"),
+    ("SMG_RDMA_POOL_SLOTS", "transport.rdma_pool_slots", 64, "2", 2, "0"),
+    ("SMG_RDMA_SLOT_BYTES", "transport.rdma_slot_bytes", 33554432, "1000", 1000, "32M"),
+    ("SMG_RDMA_LANDING_WAIT_S", "transport.rdma_landing_wait_s", 120.0, "5", 5.0, "0"),
+    ("SMG_RDMA_READ_TIMEOUT_S", "transport.rdma_read_timeout_s", 60.0, "5", 5.0, "-1"),
     ("SMG_LOG_MM_TIMING", "media.log_timing", False, "1", True, "2"),
     ("SMG_VLLM_ENCODER_INPUT_DTYPE", "transport.vllm_dtype", None, "BF16", "bfloat16", "int8"),
     ("SMG_TOKENSPEED_ENCODER_INPUT_DTYPE", "transport.tokenspeed_dtype", None, "BF16", "bfloat16", "int8"),
@@ -300,7 +312,7 @@ SMOKE = [
     ("--mm-pixel-cache-mb -1", 2, "argument --mm-pixel-cache-mb: expected a non-negative integer, got '-1'"),
     ("--multimodal-tensor-transport bogus", 2, "argument --multimodal-tensor-transport: invalid choice: 'bogus'"),
     ("--multimodal-shm-min-bytes -1", 1, "field 'multimodal_shm_min_bytes': -1 - Must be at least 0"),
-    ("--rdma-slot-ttl-s 0", 1, "--rdma-slot-ttl-s"),
+    ("--rdma-slot-ttl-s 0", 1, "rdma_slot_ttl_s"),
     (
         "--prometheus-port 0",
         1,
@@ -470,26 +482,11 @@ def test_local_model_and_template(tmp_path: Path) -> None:
 
 def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
     for line, words in [
-        (
-            "--multimodal-tensor-transport rdma",
-            "--multimodal-tensor-transport rdma: this version does not yet have an RDMA",
-        ),
         ("--policy least_load", "cache_aware, round_robin, random, power_of_two, consistent_hashing"),
     ]:
         error = failure(*line.split())
         assert error.exit_code == 1
         assert words in error.message
-    for name, text in [
-        ("SMG_MM_TENSOR_TRANSPORT", "rdma"),
-        ("SMG_TOKENSPEED_MM_TENSOR_TRANSPORT", "rdma"),
-        ("SMG_MM_PIXEL_RDMA", "1"),
-        ("SMG_RDMA_LISTEN_IP", "10.0.0.1"),
-        ("SMG_RDMA_SLOT_TTL_S", "30"),
-    ]:
-        error = failure(**{name: text})
-        assert error.exit_code == 1
-        assert name in error.message and "this version does not yet have" in error.message
-    assert settings(SMG_MM_PIXEL_RDMA="0").warnings == ()
 
 
 @pytest.mark.parametrize("flag", refused_flags())
@@ -515,13 +512,31 @@ def test_no_flag_stands_in_two_tables() -> None:
     assert not set(flags) & {flag for one in DECLARED for flag in one.setting.flags}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["SMG_RDMA_SLOT_BYTES", "SMG_RDMA_POOL_SLOTS"],
-)  # fmt: skip
-def test_variables_that_tune_what_is_absent_warn(name: str) -> None:
-    (line,) = settings(**{name: "5"}).warnings
-    assert line.startswith(f"{name} has no effect: this version does not yet have")
+def test_the_older_word_for_the_rdma_transport() -> None:
+    assert settings("--mm-pixel-rdma").transport.mode == "rdma"
+    asked = settings(SMG_MM_PIXEL_RDMA="1")
+    assert asked.transport.mode == "rdma" and "--mm-pixel-rdma; env support ends" in asked.warnings[0]
+    assert settings(SMG_MM_PIXEL_RDMA="0").transport.mode == "inline"
+    other = settings("--mm-pixel-rdma", "--multimodal-tensor-transport", "shm")
+    assert other.transport.mode == "shm"
+    assert other.warnings == ("--mm-pixel-rdma is ignored: --multimodal-tensor-transport is shm",)
+
+
+@pytest.mark.parametrize(("ttl", "is_ignored"), [("180", True), ("181", False)])
+def test_a_slot_lives_longer_than_a_worker_holds_it(ttl: str, is_ignored: bool) -> None:
+    asked = settings("--rdma-slot-ttl-s", ttl, "--rdma-listen-ip", "[::1]")
+    assert bool(asked.warnings) == is_ignored
+    lane = rdma_settings(asked.transport)
+    assert lane is not None and lane.listen_ip == "::1"
+    assert lane.ttl_s == (210 if is_ignored else 181)
+
+
+def test_slots_together_are_8_gib_at_most() -> None:
+    asked = settings("--rdma-listen-ip", "10.0.0.1", SMG_RDMA_SLOT_BYTES=str(1 << 30))
+    lane = rdma_settings(asked.transport)
+    assert lane is not None and lane.slots == 8
+    assert rdma_settings(settings().transport) is None
+    assert "rdma_listen_ip" in failure("--rdma-listen-ip", "a-host").message
 
 
 @pytest.mark.parametrize(
