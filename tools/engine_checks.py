@@ -1,7 +1,7 @@
 """Checks against real engines and the real peer, each in an environment of its own (`tools/test --engines`).
 
     python tools/engine_checks.py                    torch worker by every form and transport and by the official
-                                                     SDKs, MLX, the peer's tensors
+                                                     SDKs, MLX, RDMA over NIXL, the peer's tensors
     python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU, and pictures by reference
                                                      (tools/e2e_vllm)
     python tools/engine_checks.py --only float,shm   those whose names hold both words
@@ -27,6 +27,7 @@ from tests.engines_real.answers import Differs, ask, body, compare_answer  # noq
 from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
 from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
+from tests.engines_real.rdma_checks import RDMA_CHECKS, lane  # noqa: E402
 from tests.engines_real.reference_checks import REFERENCE_CHECKS  # noqa: E402
 from tests.engines_real.sdk_checks import SDK_CHECKS  # noqa: E402
 from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
@@ -37,6 +38,7 @@ from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in  # no
 from tools.load.scenarios import QUIET, SCENARIOS, Scenario  # noqa: E402
 
 TORCH_WORKER = ("torch==2.13.0", "transformers==5.19.0", "smg-grpc-servicer==0.14.1", "llguidance==1.9.1")
+NIXL = ("--no-deps", "nixl-cu13==1.5.1")  # it asks for torch and needs NumPy alone
 COMPARED_PICTURES = 3
 
 
@@ -155,6 +157,17 @@ def _mlx_refuses(started: Gateway, model: str) -> None:
             raise Differs(f"{more}: status {status}: {text[:200]!r}")
 
 
+def with_rdma(tally: Tally, command: list[str], quiet: list[str], folder: Path) -> None:
+    """NIXL in the gateway, the published servicer's puller in a worker, over TCP on loopback."""
+    if not any(tally.wants(f"rdma: {name}") for name in RDMA_CHECKS):
+        return
+    (package,) = environment("nixl", NIXL).parent.glob("lib/python3*/site-packages")
+    python = environment("torch-worker", TORCH_WORKER) / "python"
+    with lane(command, quiet, package, python, folder) as bench:
+        for name, check in RDMA_CHECKS.items():
+            tally.run(f"rdma: {name}", functools.partial(check, bench))
+
+
 def with_peer(tally: Tally, command: list[str], folder: Path) -> None:
     """Both gateways send the same pictures; the tensors have to be equal."""
     peer = [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]
@@ -229,6 +242,7 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
     with_sdks(tally, bench, "torch")
     fetched_bundle(tally, bench)
     with_mlx(tally, bench)
+    with_rdma(tally, command, quiet, folder)
     with_peer(tally, command, folder)
 
 

@@ -4,12 +4,17 @@
 
 One JSON line for every Generate (`message` as `tests/engines/described.py` writes it, tensors that came by shared
 memory read and named in `by_segment`) and for every Abort.  It prints `ready port=N` and ends when standard input does.
+With `--puller PROGRAM` (`tests/engines_real/rdma_puller.py`) tensors that are to be pulled over RDMA are (`pulled`);
+then the very first descriptor is tried again, and `stale` says what became of that.
 """
 
 import argparse
 import asyncio
+import base64
 import hashlib
 import json
+import shlex
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -44,13 +49,16 @@ class Recorder(Engine):
         self.bundle = [(archive, hashlib.sha256(archive).hexdigest())]
         self._journal = options.journal.open("a")
         self._slow = options.slow
+        self._puller = Puller(options.puller) if options.puller else None
+        self._first_remote = None
         self._hands_over = options.hand_over
         self._identity = bytes.fromhex(options.identity)
         self._regular = answers(*REPLY) if options.runtime == "vllm" else regular_answer(*REPLY)
         self.otherwise = self._answer
 
     async def _answer(self, engine, request, context):
-        self._note("generate", message=describe(self._folded(request)), by_segment=sorted(self.tensors))
+        pulled = {} if self._puller is None else await self._pulled(request)
+        self._note("generate", message=describe(self._folded(request)), by_segment=sorted(self.tensors), **pulled)
         self.tensors.clear()
         async for reply in self._regular(engine, request, context):
             if self._hands_over and reply.HasField("complete"):
@@ -65,6 +73,20 @@ class Recorder(Engine):
         self._note("abort", request_id=self.aborted[-1])
         return reply
 
+    async def _pulled(self, request):
+        found, stale = 0, None
+        for item in request.mm_inputs.items:
+            if item.encoder_input.WhichOneof("payload") != "remote":
+                continue
+            remote, found = item.encoder_input.SerializeToString(), found + 1
+            told = await self._puller.pull(remote)
+            item.encoder_input.inline = base64.b64decode(told["base64"])
+            if self._first_remote is None:
+                self._first_remote = remote
+            else:
+                stale = (await self._puller.pull(self._first_remote)).get("error", "read")
+        return {"pulled": found, "stale": stale}
+
     def _folded(self, request):
         """With the bytes of segments inside the message."""
         for item in request.mm_inputs.items if self.runtime == "tokenspeed" else ():
@@ -73,9 +95,35 @@ class Recorder(Engine):
                     tensor.inline = self.tensors[tensor.shm.name]
         return request
 
+    def close(self):
+        if self._puller is not None:
+            self._puller.close()
+
     def _note(self, event, **facts):
         self._journal.write(json.dumps({"event": event, **facts}) + "\n")
         self._journal.flush()
+
+
+class Puller:
+    """A program that pulls one tensor after the other."""
+
+    def __init__(self, command):
+        self._process = subprocess.Popen(shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._lock = asyncio.Lock()
+        assert json.loads(self._process.stdout.readline()) == "up"
+
+    async def pull(self, tensor):
+        async with self._lock:
+            return await asyncio.to_thread(self._pull, tensor.hex())
+
+    def _pull(self, line):
+        print(line, file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -86,6 +134,7 @@ async def serve(options: argparse.Namespace) -> None:
     threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(over.set)), daemon=True).start()
     await over.wait()
     await engine.stop()
+    engine.close()
 
 
 def main() -> None:
@@ -97,6 +146,7 @@ def main() -> None:
     parser.add_argument("--label", action="append", default=[], metavar="K=V")
     parser.add_argument("--hand-over", default="", metavar="JSON", help="kv_transfer_params at the end of an answer")
     parser.add_argument("--identity", default="", metavar="HEX", help="media_identity at the end of an answer")
+    parser.add_argument("--puller", default="", metavar="PROGRAM", help="reads tensors over RDMA")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="pause behind every message")
     asyncio.run(serve(parser.parse_args()))
 
