@@ -183,7 +183,6 @@ class Attempt:
         if self._request.media:
             self._around.in_background(self._watch_reader(stream.sent, placement))
         self.send_s = time.monotonic() - began
-        self._around.observer.send_seconds(self.send_s)
         return stream
 
     async def _watch_reader(self, sent: Drain, placement: Placement) -> None:
@@ -244,8 +243,11 @@ class Attempt:
     async def _last_word(self, stream: "Stream[Any]", replies: Replies) -> None:
         """Let the engine end the call; a status after the last choice's end changes nothing any more."""
         try:
-            async with asyncio.timeout(LAST_WORD_S):
+            if stream.is_complete:
                 message = await self._next(stream)
+            else:
+                async with asyncio.timeout(LAST_WORD_S):
+                    message = await self._next(stream)
         except (TimeoutError, EngineError) as error:
             log.info("worker %s: %s after its answer was complete", self._worker.url, error or "silence")
             return
@@ -269,8 +271,7 @@ def uuid7() -> str:
     3.14.)
     """
     millis = time.time_ns() // 1_000_000
-    random_a = int.from_bytes(os.urandom(2)) & 0x0FFF
-    random_b = int.from_bytes(os.urandom(8)) & ((1 << 62) - 1)
-    value = millis << 80 | 7 << 76 | random_a << 64 | 2 << 62 | random_b
+    bits = int.from_bytes(os.urandom(10))
+    value = millis << 80 | 7 << 76 | (bits >> 62 & 0x0FFF) << 64 | 2 << 62 | bits & ((1 << 62) - 1)
     text = f"{value:032x}"
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

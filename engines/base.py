@@ -402,5 +402,3 @@ class Observer(Protocol):
 
     def handover_failed(self, worker: str) -> None:
         """A prefill worker was asked for a hand-over and named none."""
-
-    def send_seconds(self, seconds: float) -> None: ...

@@ -127,6 +127,11 @@ class Call:
             feeder.remove(outgoing)
             self._outgoing = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine has said its last word; what it said may still have to be read."""
+        return self._is_ended
+
     # ------------------------------------------------------------ in, told by the connection
 
     def arrived(self, data: bytes, acknowledgeable: int) -> None:

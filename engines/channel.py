@@ -108,6 +108,11 @@ class Stream(Generic[Reply]):
         self._worker = worker
         self._call: Call | None = Call(channel, path, tuple(metadata.items()) if metadata else ())
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the engine's last word is here: nothing more has to be waited for."""
+        return self._call is None or self._call.is_complete
+
     async def __aenter__(self) -> Self:
         call, parts = cast(Call, self._call), self._parts
         self._parts = ()

@@ -1,9 +1,10 @@
 """HTTP/2 frames of a plain call, written and read without h2's machinery: two thirds of what a call costs the loop.
 
-A call that goes well is always the same five frames: HEADERS and DATA out, HEADERS, DATA and HEADERS (trailers) in.
-They are handled here, by the letter of RFC 9113, upon h2's own stream objects, windows and header table; whatever is
-not plain (padding, priorities, CONTINUATION, a closed window, an unknown stream, a frame that is not whole, all other
-types) goes to h2, byte for byte and in its order.  So h2 decides in every doubt, and its state is always true.
+A call that goes well is always the same few frames: HEADERS and DATA out, HEADERS, DATA, WINDOW_UPDATE and HEADERS
+(trailers) in.  They are handled here, by the letter of RFC 9113, upon h2's own stream objects, windows and header
+table; whatever is not plain (padding, priorities, CONTINUATION, a closed window, an unknown stream, a frame that is not
+whole, all other types) goes to h2, byte for byte and in its order.  So h2 decides in every doubt, and its state is
+always true.
 
 The request's header block uses no dynamic table, so it is made once for a method.  A received block is decoded by h2
 the first time; as long as the decoder's table does not change, the same bytes mean the same headers.
@@ -30,7 +31,8 @@ LAST_STREAM_ID = (1 << 31) - 1
 
 _MOST_KNOWN = 64  # header blocks remembered, by connection
 _FRAME_HEAD = struct.Struct(">HBBBL")
-_DATA, _HEADERS = 0, 1
+_DATA, _HEADERS, _WINDOW_UPDATE = 0, 1, 8
+_LARGEST_WINDOW = (1 << 31) - 1
 _END_STREAM, _END_HEADERS = 1, 4
 
 
@@ -120,9 +122,16 @@ class FrameReader:
     the connection lives on.
     """
 
-    def __init__(self, h2: H2Connection, calls: Mapping[int, Receiver], by_h2: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        h2: H2Connection,
+        calls: Mapping[int, Receiver],
+        by_h2: Callable[[bytes], bool],
+        window_opened: Callable[[], None],
+    ) -> None:
         self._h2 = h2
         self._calls = calls
+        self._window_opened = window_opened
         self._by_h2 = by_h2
         self._is_over = False
         self._known: dict[tuple[int, bytes], Headers] = {}
@@ -155,6 +164,8 @@ class FrameReader:
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> bool:
         """Handle a plain frame; False leaves it, untouched, to h2."""
+        if kind == _WINDOW_UPDATE and len(payload) == 4:
+            return self._take_window_update(stream_id, int.from_bytes(payload))
         call = self._calls.get(stream_id)
         if call is None or len(payload) > self._h2.max_inbound_frame_size:
             return False
@@ -176,6 +187,19 @@ class FrameReader:
         for window in windows:
             window.current_window_size -= nbytes
         call.arrived(payload, nbytes)
+        return True
+
+    def _take_window_update(self, stream_id: int, increment: int) -> bool:
+        """Of the connection; of a stream that is open to us.  What is over the limit, or zero, is an error."""
+        window: H2Connection | H2Stream | None = self._h2
+        if stream_id:
+            stream = window = self._h2.streams.get(stream_id)
+            if stream is None or stream.state_machine.state not in (StreamState.OPEN, StreamState.HALF_CLOSED_LOCAL):
+                return False
+        if window is None or not 0 < increment <= _LARGEST_WINDOW - window.outbound_flow_control_window:
+            return False
+        window.outbound_flow_control_window += increment
+        self._window_opened()
         return True
 
     def _take_headers(self, call: Receiver, stream: H2Stream, flags: int, block: bytes) -> bool:

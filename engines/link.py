@@ -210,7 +210,7 @@ class EngineProtocol(H2Protocol):
         self.processor = Events(self)
         self.h2 = h2 = self.connection._connection
         h2._frame_dispatch_table[GoAwayFrame] = functools.partial(_receive_goaway, h2)
-        self._frames = FrameReader(h2, self.processor.calls, self._receive_by_h2)
+        self._frames = FrameReader(h2, self.processor.calls, self._receive_by_h2, self.feeder.wake)
         self._ping_timer = self._loop.call_later(KEEPALIVE_S, self._check_alive)
 
     def data_received(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ report to (`engines.base.Observer`).  Methods are cheap: a label's child is look
 many values gets "other" for the rest, so no client and no fleet can grow the registry without bound.
 """
 
+from collections import Counter as Counts
 from collections.abc import Sequence
 from typing import cast
 
@@ -69,6 +70,9 @@ class Metrics:
         self._models = _Values(_MAX_MODELS)
         self._workers = _Values(_MAX_VALUES)
         self._words: dict[str, _Values] = {}
+        self._latest: Counts[tuple[str, ...]] = Counts()
+        """Gauges that change with every request, by name and labels: set when they are asked for."""
+        self._stages: dict[tuple[str, str], Histogram] = {}
         self._gauge("mediagate_build_info", VERSION).set(1)
         self.inflight_media(0, 0, 0)
 
@@ -76,13 +80,13 @@ class Metrics:
 
     def http_started(self, path: str) -> None:
         """A request's head was read; `path` is the route template."""
-        self._gauge("smg_http_connections_active").inc()
+        self._latest["smg_http_connections_active",] += 1
 
     def http_finished(self, method: str, path: str, status: int, code: str, seconds: float) -> None:
         """Its answer ended, however it ended.  `code` is the error code, empty for a success."""
         method = method if method in _METHODS else OTHER
         path = self._word("path", path)
-        self._gauge("smg_http_connections_active").dec()
+        self._latest["smg_http_connections_active",] -= 1
         self._counter("smg_http_requests_total", method, path).inc()
         self._histogram("smg_http_request_duration_seconds", method, path).observe(seconds)
         self._counter("smg_http_responses_total", path, str(status), self._word("error_code", code)).inc()
@@ -92,8 +96,8 @@ class Metrics:
         self._counter("mediagate_connections_cut_total", reason).inc()
 
     def admission(self, inflight: int, queued: int) -> None:
-        self._gauge("smg_admission_inflight").set(inflight)
-        self._gauge("smg_admission_queue_depth").set(queued)
+        self._latest["smg_admission_inflight",] = inflight
+        self._latest["smg_admission_queue_depth",] = queued
 
     def rejected(self, reason: str) -> None:
         """A refusal by admission: full, timeout, multimodal_inflight, multimodal_too_large, ..."""
@@ -125,8 +129,13 @@ class Metrics:
         self._counter("smg_mm_processing_total", self._model(model), mode, self._word("mm_reason", reason)).inc()
 
     def stage(self, stage: str, modality: str, seconds: float) -> None:
-        labels = (self._word("stage", stage), self._word("modality", modality))
-        self._histogram("mediagate_stage_duration_seconds", *labels).observe(seconds)
+        found = self._stages.get((stage, modality))
+        if found is None:
+            labels = (self._word("stage", stage), self._word("modality", modality))
+            found = self._histogram("mediagate_stage_duration_seconds", *labels)
+            if labels == (stage, modality):
+                self._stages[labels] = found
+        found.observe(seconds)
 
     def media_bytes(self, modality: str, nbytes: int) -> None:
         self._histogram("mediagate_media_bytes", self._word("modality", modality)).observe(nbytes)
@@ -201,11 +210,12 @@ class Metrics:
         self._gauge("smg_worker_health", self._workers.of(worker)).set(1 if healthy else 0)
 
     def worker_load(self, worker: str, requests: int) -> None:
-        self._gauge("smg_worker_requests_active", self._workers.of(worker)).set(requests)
+        self._latest["smg_worker_requests_active", self._workers.of(worker)] = requests
 
     def worker_removed(self, worker: str) -> None:
         """Its series end; a worker that comes back starts new ones."""
         self._workers.forget(worker)
+        self._latest.pop(("smg_worker_requests_active", worker), None)
         for key in [key for key in self._children if key[0] in _WORKER_SERIES and key[1] == worker]:
             del self._children[key]
             self._families[key[0]].remove(*key[1:])
@@ -221,11 +231,10 @@ class Metrics:
     def handover_failed(self, worker: str) -> None:
         self._counter("smg_pd_kv_transfer_failures_total").inc()
 
-    def send_seconds(self, seconds: float) -> None:
-        self.stage("send", "all", seconds)
-
     def render(self) -> tuple[str, bytes]:
         """The content type and the exposition of everything observed so far."""
+        for (name, *labels), value in self._latest.items():
+            self._gauge(name, *labels).set(value)
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self.registry)
 
     def _model(self, model: str) -> str:

@@ -83,7 +83,9 @@ class ChatTemplate:
 
     def _fill(self, template: jinja2.Template, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
         known = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special}
-        return template.render({**known, **variables, "messages": messages})
+        # as `template.render`, whose ChainMap of globals costs a third of a short prompt
+        names = {**template.environment.globals, **known, **variables, "messages": messages}
+        return "".join(template.root_render_func(template.new_context(names, shared=True)))
 
     def _formed(self, message: Mapping[str, Any], anchors: Mapping[Modality, Anchor]) -> Mapping[str, Any]:
         content = message.get("content")

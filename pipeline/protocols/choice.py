@@ -4,7 +4,8 @@ What is looked for depends on the model (its formats of calls and reasoning), th
 begins inside reasoning) and the request (`Reading`).  JSON is made of it in each API's own file.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +15,7 @@ from pipeline.parsers.output import PATIENCE, Output, Said
 from pipeline.parsers.thinking import ThinkingSplitter, ThoughtCount, prompt_end
 from pipeline.plan import ServedModel
 from pipeline.reply import ChoiceReader, Ending, LogprobEntry, Tally, Usage, reply_rules
+from pipeline.tokenizer import Tokenizer
 from pipeline.tooluse import NO_TOOLS, ToolUse
 
 
@@ -92,6 +94,13 @@ class Speech:
         return self.choices[event.index].read(event)
 
 
+@functools.lru_cache(maxsize=64)
+def _marker_ids(tokenizer: Tokenizer, markers: tuple[str, ...]) -> tuple[Mapping[str, int | None], frozenset[int]]:
+    """The markers' ids, and those of them that the tokenizer takes for special."""
+    ids = {marker: tokenizer.id_of(marker) for marker in markers}
+    return ids, frozenset(tokenizer.special_ids.intersection(ids.values()))
+
+
 def choices_of(model: ServedModel, request: EngineRequest, reading: Reading, continuation: str = "") -> list[Choice]:
     """A reader for each choice; whether it begins inside reasoning the prompt says."""
     tokenizer, use = model.bundle.tokenizer, reading.use
@@ -103,14 +112,14 @@ def choices_of(model: ServedModel, request: EngineRequest, reading: Reading, con
     constraint = request.sampling.constraint
     is_json = constraint is not None and constraint.kind == "json_schema"
     markers = (*(parser.markers if parser is not None else ()), *(tags.markers if thinks else ()))
-    ids = {marker: tokenizer.id_of(marker) for marker in markers}
+    ids, kept = _marker_ids(tokenizer, markers)
     rules = reply_rules(
         request.sampling,
         model.bundle.eos_ids,
         no_stop_trim=reading.no_stop_trim,
         skip_special_tokens=reading.skip_special_tokens,
         top_logprobs=reading.top_logprobs,
-        kept=tokenizer.special_ids.intersection(ids.values()),
+        kept=kept,
     )
 
     def choice() -> Choice:

@@ -5,9 +5,9 @@ becomes before and after the first output, and the counting are the same for all
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Protocol
 
 import msgspec
@@ -81,14 +81,23 @@ def prompt_bytes(request: EngineRequest) -> int:
     return len(request.original_text) + 4 * len(request.input_ids) + urls
 
 
-@contextlib.asynccontextmanager
-async def in_time(deadline: float, limit_s: float) -> AsyncIterator[None]:
+class InTime:
     """Until `deadline` of the loop's clock; then 504 with the limit in words."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError:
-        raise too_long(limit_s) from None
+
+    def __init__(self, deadline: float, limit_s: float) -> None:
+        self._timeout = asyncio.timeout_at(deadline)
+        self._limit_s = limit_s
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(exc_type, exc_val, exc_tb)
+        except TimeoutError:
+            raise too_long(self._limit_s) from None
 
 
 def too_long(limit_s: float) -> GatewayError:
@@ -121,7 +130,7 @@ class GenerationRoute:
         check_content_type(request.headers.get("Content-Type", ""))
         ticket.routing_key = request.headers.get(ROUTING_KEY_HEADER)
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
-        async with in_time(deadline, self._config.server.request_timeout_s):
+        async with InTime(deadline, self._config.server.request_timeout_s):
             begin_answer, prepared = await self._prepare(request, ticket)
         model, endpoint = ticket.model, self._api.endpoint
         self._metrics.request_routed(model, endpoint, prepared.request.stream)
@@ -183,7 +192,7 @@ class GenerationRoute:
     async def _whole(
         self, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
     ) -> web.StreamResponse:
-        async with in_time(deadline, self._config.server.request_timeout_s):
+        async with InTime(deadline, self._config.server.request_timeout_s):
             begun = time.perf_counter()
             body = await answer.whole(self._timed(ticket, generation))
         _note_engine(ticket, generation, begun)
@@ -216,7 +225,7 @@ class GenerationRoute:
             _note_engine(ticket, generation, begun)
 
         frames = answer.stream(self._timed(ticket, generation), first_out)
-        async with in_time(deadline, self._config.server.request_timeout_s):
+        async with InTime(deadline, self._config.server.request_timeout_s):
             first = await anext(frames)
         if ticket.explains:
             first = explanation(ticket, told) + first

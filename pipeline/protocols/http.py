@@ -27,6 +27,8 @@ MOST_PARSED_BYTES = 64 << 20
 _COSTS = (("[", 200), ("{", 200), ('"', 30), (",", 40), ("\\", 12))  # bytes of objects that a character may stand for
 _CONTINUE = "100-continue"
 _TOLD = "told to continue"
+_SHORT_COSTS = tuple((character.encode(), cost) for character, cost in _COSTS)
+_SHORT_PIECE = 4096  # below it, setting up an array costs more than it saves
 COMMENT_PING = b": ping\n\n"
 
 
@@ -52,6 +54,8 @@ def named_frame(name: str, payload: bytes) -> bytes:
 
 def parsed_bytes(piece: bytes) -> int:
     """About how many bytes of objects a piece of JSON becomes, strings not counted; quick where it is base64."""
+    if len(piece) < _SHORT_PIECE:
+        return sum(cost * piece.count(code) for code, cost in _SHORT_COSTS)
     total = 0
     for character, cost in _COSTS:
         if (code := character.encode()) in piece:
@@ -94,6 +98,9 @@ def unreadable(error: BaseException) -> GatewayError:
 
 async def _next_piece(content: aiohttp.StreamReader, began: float, have: int) -> bytes:
     """What has arrived, b"" at the end.  A body that has begun holds its room: one that hardly comes is refused."""
+    piece = content.read_nowait()
+    if piece or content.at_eof():
+        return piece
     latest = began + BODY_GRACE_S + have / SLOWEST_BODY
     try:
         async with asyncio.timeout(min(BODY_STALL_S, latest - asyncio.get_running_loop().time())):

@@ -8,7 +8,7 @@ from pipeline.counting import TokenCounter
 from pipeline.plan import check_text
 from pipeline.protocols import messages
 from pipeline.protocols.choice import Reading
-from pipeline.protocols.generation import Asked, ServingModel, Stations, in_time
+from pipeline.protocols.generation import Asked, InTime, ServingModel, Stations
 from pipeline.protocols.http import read_body
 from pipeline.protocols.messages_reply import PING, MessageAnswer
 from pipeline.protocols.parts import as_json, check_content_type
@@ -41,7 +41,7 @@ class CountTokensRoute:
         check_content_type(request.headers.get("Content-Type", ""))
         server = self._stations.config.server
         deadline = asyncio.get_running_loop().time() + server.request_timeout_s
-        async with in_time(deadline, server.request_timeout_s):
+        async with InTime(deadline, server.request_timeout_s):
             count = await self._count(request, ticket)
         return web.Response(body=as_json({"input_tokens": count}), content_type="application/json")
 

@@ -19,7 +19,6 @@ class Figures:
     loads: dict = field(default_factory=dict)
     selected: list = field(default_factory=list)  # (worker, policy)
     retries: list = field(default_factory=list)
-    sends: list = field(default_factory=list)
     roles: list = field(default_factory=list)  # of those selected
     missed_handovers: list = field(default_factory=list)
     breakers: list = field(default_factory=list)  # (worker, before, after)
@@ -55,9 +54,6 @@ class Figures:
 
     def handover_failed(self, worker):
         self.missed_handovers.append(worker)
-
-    def send_seconds(self, seconds):
-        self.sends.append(seconds)
 
 
 class DirectorySegment:

@@ -7,6 +7,7 @@ from grpclib.config import Configuration
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hpack import Decoder
+from hyperframe.frame import WindowUpdateFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
@@ -106,8 +107,13 @@ class Side:
         return (
             [heard.told() for heard in self.calls],
             h2.inbound_flow_control_window,
+            h2.outbound_flow_control_window,
             h2.open_outbound_streams,
-            {key: stream.state_machine.state for key, stream in h2.streams.items() if not stream.closed},
+            {
+                key: (stream.state_machine.state, stream.outbound_flow_control_window)
+                for key, stream in h2.streams.items()
+                if not stream.closed
+            },
             bytes(self.wire.written),
         )
 
@@ -125,6 +131,7 @@ answer = st.fixed_dictionaries(
         "trailers": st.lists(header, max_size=1),
         "ending": st.sampled_from(["trailers", "trailers", "trailers", "trailers only", "reset", "open"]),
         "ping": st.booleans(),
+        "window": st.sampled_from([None, 1, 1000, 2**31 - 1]),
     }
 )
 
@@ -145,6 +152,10 @@ def played(script, table_size):
             server.encoder.header_table_size = table_size
         if told["ping"]:
             server.ping(b"12345678")
+        if told["window"] is not None:
+            update = WindowUpdateFrame(stream_id if told["ping"] else 0)  # too much for the connection ends it
+            update.window_increment = told["window"] if told["ping"] else min(told["window"], 1000)
+            server._data_to_send += update.serialize()
         status = [("grpc-status", told["status"]), *told["trailers"]]
         if told["ending"] == "trailers only":
             server.send_headers(stream_id, [*RESPONSE, *status], end_stream=True)
@@ -208,7 +219,7 @@ async def test_repeated_answers_do_not_reach_h2(monkeypatch):
     by_h2 = side.protocol._frames._by_h2
     side.protocol._frames._by_h2 = lambda data: (seen.append(data), by_h2(data))[1]
     plain = {"headers": [], "replies": [b"abc"], "padding": None, "status": "0", "trailers": [], "ending": "trailers"}
-    script = [{**plain, "ping": False}] * 5
+    script = [{**plain, "ping": False, "window": None}] * 5
     for _ in script:
         side.open()
     side.protocol.data_received(played(script, None))
