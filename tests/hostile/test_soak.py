@@ -42,7 +42,7 @@ def test_memory_stays_within_the_formula(transport: str) -> None:
         assert report.answers["200"] > 10
         assert sum(report.answers.values()) - report.answers["200"] > 20
         peaks = report.peaks
-        assert peaks.samples > 5
+        assert len(report.samples) > 5
         assert peaks.held < ceiling.ceiling_bytes(config)
         assert peaks.segments <= most["tensors in /dev/shm"]
         assert peaks.pools < ceiling.POOL_PROCESS_BYTES + DECODE

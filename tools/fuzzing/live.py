@@ -124,19 +124,22 @@ class Site:
         self.check_log()
 
     def held(self) -> dict[str, float]:
+        lines = self.gauges()
+        found = {name: lines.get(name, 0) for name in _HELD}
+        found |= {name: value for name, value in lines.items() if name.startswith("smg_worker_requests_active")}
+        found["published"] = sum(f"smg-tokenspeed-{self.front}-" in name for name in os.listdir("/dev/shm"))
+        return {name: value for name, value in found.items() if value}
+
+    def gauges(self) -> dict[str, float]:
+        """Every sample of /metrics by its name and labels."""
         connection = http.client.HTTPConnection(self.gateway.host, self.gateway.metrics_port, timeout=10)
         try:
             connection.request("GET", "/metrics")
-            lines = dict(
-                line.rsplit(" ", 1)
-                for line in connection.getresponse().read().decode().splitlines()
-                if not line.startswith("#")
-            )
+            lines = connection.getresponse().read().decode().splitlines()
         finally:
             connection.close()
-        found = {name: float(lines.get(name, 0)) for name in _HELD}
-        found["published"] = sum(f"smg-tokenspeed-{self.front}-" in name for name in os.listdir("/dev/shm"))
-        return {name: value for name, value in found.items() if value}
+        samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
 
     def memory_bytes(self) -> int:
         """The frontend's own memory."""

@@ -12,6 +12,7 @@ import io
 import json
 import random
 import socket
+import statistics
 import threading
 import time
 from dataclasses import dataclass, field
@@ -31,25 +32,30 @@ from tools.load.processes import memory, tree
 CHAT = "/v1/chat/completions"
 
 
-@dataclass
-class Peaks:
-    """The most that was seen, in bytes.  `held`: the whole tree and its files in /dev/shm, each page once; `pools`: the
-    private memory of the pool process that had most."""
+@dataclass(frozen=True)
+class Sample:
+    """Bytes at one moment.  `held`: the whole tree and its files in /dev/shm, each page once; `pools`: the private
+    memory of the pool process that has most."""
 
-    held: int = 0
-    frontend: int = 0
-    pools: int = 0
-    segments: int = 0
-    samples: int = 0
+    held: int
+    frontend: int
+    pools: int
+    segments: int
 
-    def look(self, site: Site) -> None:
-        now = memory(site.gateway.pid)
-        self.held = max(self.held, now.held)
-        self.segments = max(self.segments, now.segments)
-        self.frontend = max(self.frontend, _private(site.front))
-        others = [pid for pid in tree(site.gateway.pid) if pid not in (site.front, site.gateway.pid)]
-        self.pools = max(self.pools, *map(_private, others), 0)
-        self.samples += 1
+
+def look(site: Site) -> Sample:
+    now = memory(site.gateway.pid)
+    others = [pid for pid in tree(site.gateway.pid) if pid not in (site.front, site.gateway.pid)]
+    pools = max(map(_private, others), default=0)
+    return Sample(now.held, _private(site.front), pools, now.segments)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Means over a part of the time, in bytes."""
+
+    held: float
+    frontend: float
 
 
 def _private(pid: int) -> int:
@@ -60,11 +66,43 @@ def _private(pid: int) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Peaks:
+    """The most that was seen of each."""
+
+    held: int
+    frontend: int
+    pools: int
+    segments: int
+
+
 @dataclass
 class Report:
     answers: collections.Counter[str] = field(default_factory=collections.Counter)
-    peaks: Peaks = field(default_factory=Peaks)
+    samples: list[Sample] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    request_bytes: float = 0.0  # of tensors, of a request that an engine was sent
+
+    @property
+    def peaks(self) -> Peaks:
+        most = {name: max(getattr(one, name) for one in self.samples) for name in Peaks.__dataclass_fields__}
+        return Peaks(**most)
+
+    def windows(self, count: int) -> list[Window]:
+        """The time in so many parts of one length."""
+        size = max(1, len(self.samples) // count)
+        parts = [self.samples[at : at + size] for at in range(0, size * count, size)]
+        return [
+            Window(statistics.fmean(one.held for one in part), statistics.fmean(one.frontend for one in part))
+            for part in parts
+            if part
+        ]
+
+
+def growth(windows: list[Window]) -> float:
+    """How much the most of the windows is above the least, as a share."""
+    held = [window.held for window in windows]
+    return max(held) / min(held) - 1
 
 
 def soak(site: Site, *, seconds: float, clients: int, seed: int, pause_s: float = 0.1) -> Report:
@@ -79,12 +117,17 @@ def soak(site: Site, *, seconds: float, clients: int, seed: int, pause_s: float 
     for thread in threads:
         thread.start()
     while time.monotonic() < deadline:
-        report.peaks.look(site)
+        report.samples.append(look(site))
         time.sleep(pause_s)
     for thread in threads:
         thread.join()
     site.aftermath(seconds=20)
+    report.request_bytes = _sum(site, "smg_mm_tensor_bytes_total") / max(1, _sum(site, "smg_mm_processing_total"))
     return report
+
+
+def _sum(site: Site, name: str) -> float:
+    return sum(value for sample, value in site.gauges().items() if sample.startswith(name))
 
 
 def _files() -> dict[str, list[bytes]]:
