@@ -134,13 +134,14 @@ class Engine:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """As long as this lasts the process reads nothing, and its kernel buffers fill."""
+        """As long as this lasts the process reads nothing, and its kernel buffers fill.  It may be killed meanwhile."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._process.send_signal(signal.SIGCONT)
+            if self._process is not None:
+                self._process.send_signal(signal.SIGCONT)
 
     def seen(self, event: str = "") -> list[dict[str, Any]]:
         """What it wrote into its journal: `generate`, `refused`, `cancelled`, `abort`."""
