@@ -7,7 +7,6 @@ that is killed under load and started again.
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import random
 import signal
@@ -176,13 +175,13 @@ def test_the_engine_dies(stage: str) -> None:
     """The client is told once and clearly, nothing is held, and the engine that comes back is used again."""
     flags = ["--retry-max-retries=1", "--disable-circuit-breaker", "--pool-ring-bytes=536870912"]
     with running(*flags) as gateway, concurrent.futures.ThreadPoolExecutor(1) as client:
-        for stream in (False, True):
+        for stream in (True,) if stage == "in mid answer" else (False, True):
 
             def ask(words: str, stream: bool = stream) -> "concurrent.futures.Future[Answer]":
                 return client.submit(gateway.chat, [image_part(LARGE), text_part(words)], stream=stream)
 
             answer = STAGES[stage](gateway, ask)
-            if stream and stage == "in mid answer":
+            if stage == "in mid answer":
                 *said, failure, done = answer.events
                 assert said and failure["error"]["code"] == "worker_stream_failed" and done == "[DONE]"
             else:

@@ -6,6 +6,7 @@ it is.
 """
 
 import asyncio
+import contextlib
 import random
 import struct
 import threading
@@ -203,7 +204,8 @@ class _Peer(asyncio.Protocol):
 
     async def _answer(self, stream_id: int, method: str) -> None:
         if not method:
-            self._h2.send_headers(stream_id, [*_HEADERS, ("grpc-status", "12")], end_stream=True)
+            with contextlib.suppress(H2Error):  # the gateway has given the call up
+                self._h2.send_headers(stream_id, [*_HEADERS, ("grpc-status", "12")], end_stream=True)
             self._flush()
             return
         self._engine.calls.append(method)

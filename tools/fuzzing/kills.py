@@ -52,12 +52,23 @@ def questions(count: int, height: int = 720, width: int = 1280) -> list[bytes]:
     return made
 
 
-def ask_all(site: Site, bodies: list[bytes], requests: int, concurrency: int, *, kill_every_s: float = 0.0) -> Round:
-    """`requests` in all, `concurrency` at once; meanwhile one pool process is killed every `kill_every_s` (0: none)."""
+def ask_all(
+    site: Site,
+    bodies: list[bytes],
+    requests: int,
+    concurrency: int,
+    *,
+    kill_every_s: float = 0.0,
+    kill_after: int = 0,
+) -> Round:
+    """`requests` in all, `concurrency` at once.
+
+    Meanwhile one pool process is killed every `kill_every_s` (0: none), when there were `kill_after` answers since.
+    """
     answers: Counter[str] = Counter()
     over = threading.Event()
     kills: list[int] = []
-    killer = threading.Thread(target=_kill, args=(site, kill_every_s, over, kills))
+    killer = threading.Thread(target=_kill, args=(site, kill_every_s, kill_after, answers, over, kills))
     with ThreadPoolExecutor(concurrency) as clients:
         began = time.monotonic()
         if kill_every_s:
@@ -78,9 +89,15 @@ def _one(site: Site, body: bytes) -> str:
         return f"connection lost: {error!r}"
 
 
-def _kill(site: Site, every_s: float, over: threading.Event, kills: list[int]) -> None:
+def _kill(
+    site: Site, every_s: float, after: int, answers: Counter[str], over: threading.Event, kills: list[int]
+) -> None:
     chance = random.Random(1)
+    seen = 0
     while not over.wait(every_s):
+        if answers.total() - seen < after:
+            continue
+        seen = answers.total()
         pool = [pid for pid in tree(site.gateway.pid) if pid not in (site.gateway.pid, site.front)]
         if pool:
             with suppress(ProcessLookupError):

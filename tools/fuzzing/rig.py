@@ -149,7 +149,7 @@ class _Child:
 
 
 def _work(subject: Subject, number: int, cases: int, deadline: float, board: mmap.mmap, out: object) -> None:
-    """In the child: cases until time is up, one line of JSON for every finding, one with the endings."""
+    """In the child: cases until time is up, at least one; one line of JSON for every finding, one with the endings."""
     subject.prepare()
     endings: dict[str, int] = {}
     done, warm = 0, 0
@@ -163,7 +163,7 @@ def _work(subject: Subject, number: int, cases: int, deadline: float, board: mma
             return
         print(json.dumps(asdict(finding)), file=out, flush=True)  # type: ignore[call-overload]
 
-    while (done < cases) if cases else (time.monotonic() < deadline):
+    while (done < cases) if cases else (not done or time.monotonic() < deadline):
         board[: _BOARD.size] = _BOARD.pack(number, time.monotonic(), done)
         try:
             word = subject.feed(random.Random(number))
