@@ -16,7 +16,7 @@ LATER_FLAGS: Mapping[str, str] = {
     "--prefill-queue-size --prefill-queue-timeout-secs --pd-admission-wait-secs --pd-pairing-mode",
     "encode/prefill/decode disaggregation": "--epd-disaggregation --encode --encode-policy",
     "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
-    "conversations and background responses": "--history-memory-max-items --max-background-responses",
+    "background responses": "--max-background-responses",
     "tracing": "--enable-trace --otlp-traces-endpoint",
     "routing keys": "--routing-key-override --sticky-sessions --routing-key-headers",
 }

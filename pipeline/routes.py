@@ -7,6 +7,7 @@ from pipeline.protocols import described
 from pipeline.protocols.admin import AdminRoutes
 from pipeline.protocols.chat_route import ChatApi
 from pipeline.protocols.completions_route import CompletionsApi
+from pipeline.protocols.conversations import ConversationRoutes
 from pipeline.protocols.generate_route import GenerateApi
 from pipeline.protocols.generation import GenerationRoute, Stations
 from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
@@ -58,7 +59,9 @@ def _messages_routes(stations: Stations, counter: TokenCounter) -> list[Route]:
 def _responses_routes(stations: Stations) -> list[Route]:
     keeping = stations.config.responses
     most = keeping.most if keeping.backend == "memory" else 0
-    store = ResponseStore(most=most, most_bytes=keeping.most_bytes, retention_s=keeping.retention_s)
+    store = ResponseStore(
+        most=most, most_bytes=keeping.most_bytes, most_items=keeping.most_items, retention_s=keeping.retention_s
+    )
     api, kept, about = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store), described.responses
     return [
         Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True, about=about.RESPONSES),
@@ -66,6 +69,21 @@ def _responses_routes(stations: Stations) -> list[Route]:
         Route("DELETE", "/v1/responses/{id}", kept.delete, about=about.DELETE_RESPONSE),
         Route("GET", "/v1/responses/{id}/input_items", kept.input_items, about=about.INPUT_ITEMS),
         Route("POST", "/v1/responses/{id}/cancel", kept.cancel, about=about.CANCEL_RESPONSE),
+        *_conversation_routes(ConversationRoutes(stations, store)),
+    ]
+
+
+def _conversation_routes(conversations: ConversationRoutes) -> list[Route]:
+    about, one = described.conversations, "/v1/conversations/{id}"
+    return [
+        Route("POST", "/v1/conversations", conversations.create, about=about.CREATE),
+        Route("GET", one, conversations.get, about=about.GET),
+        Route("POST", one, conversations.update, about=about.UPDATE),
+        Route("DELETE", one, conversations.delete, about=about.DELETE),
+        Route("GET", f"{one}/items", conversations.items, about=about.ITEMS),
+        Route("POST", f"{one}/items", conversations.add_items, about=about.ADD_ITEMS),
+        Route("GET", f"{one}/items/{{item_id}}", conversations.item, about=about.ITEM),
+        Route("DELETE", f"{one}/items/{{item_id}}", conversations.delete_item, about=about.DELETE_ITEM),
     ]
 
 

@@ -56,6 +56,10 @@ class TextSettings(msgspec.Struct, frozen=True):
     verbosity: str | None = None
 
 
+class ConversationName(msgspec.Struct, frozen=True):
+    id: str
+
+
 class ToolItem(msgspec.Struct, frozen=True):
     """A function; unlike in chat its members stand beside the type."""
 
@@ -86,8 +90,12 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
     include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     background: bool | None = None
-    conversation: Any = None
+    conversation: str | ConversationName | None = None
     prompt: Any = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     @property
     def items(self) -> list[Item]:
@@ -112,7 +120,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
 _NO_THINKING = ("none", "minimal")
-_NOT_HERE = ("background", "conversation", "prompt", "top_logprobs")
+_NOT_HERE = ("background", "prompt", "top_logprobs")
 
 
 def read(body: bytes | bytearray) -> ResponsesRequest:
@@ -125,6 +133,12 @@ def read(body: bytes | bytearray) -> ResponsesRequest:
             raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
     if "message.output_text.logprobs" in (request.include or ()):
         raise GatewayError("unsupported_parameter", "'include': log-probabilities are not available", param="include")
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise GatewayError(
+            "mutually_exclusive_parameters",
+            "Ensure you are only providing one of: 'previous_response_id' or 'conversation'.",
+            param="conversation",
+        )
     request.constraint  # noqa: B018  (raises)
     return request
 

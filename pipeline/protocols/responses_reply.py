@@ -22,6 +22,8 @@ from pipeline.protocols.responses_store import Kept, ResponseStore
 from pipeline.reply import Ending, Usage
 from pipeline.ticket import new_id
 
+_OBJECTS = msgspec.json.Decoder(list[msgspec.Raw])
+
 
 class Asking(msgspec.Struct, frozen=True):
     """What the answer tells of its request.  `input`: its items as JSON, when the response is to be kept."""
@@ -31,6 +33,7 @@ class Asking(msgspec.Struct, frozen=True):
     max_output_tokens: int | None
     parallel_tool_calls: bool
     previous_response_id: str | None
+    conversation: str | None
     effort: str | None
     temperature: float
     text: dict[str, Any]
@@ -130,11 +133,16 @@ class ResponseAnswer(Speech):
         if self._asking.input is not None:
             output = as_json(self._items.output)
             self._store.put(self._id, Kept(body, self._asking.input, output, self._asking.previous_response_id))
+            if self._asking.conversation is not None:
+                said = [bytes(item) for items in (self._asking.input, output) for item in _OBJECTS.decode(items)]
+                self._store.extend(self._asking.conversation, said)
         return body
 
     def _response(self) -> dict[str, Any]:
         asking, reason = self._asking, self._reason
+        conversation = {} if asking.conversation is None else {"conversation": {"id": asking.conversation}}
         return {
+            **conversation,
             "id": self._id,
             "object": "response",
             "created_at": self._created,

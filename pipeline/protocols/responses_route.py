@@ -1,6 +1,5 @@
 """The Responses API as one of the APIs that generate, and the routes of what is kept of it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,22 +10,18 @@ from pipeline.errors import GatewayError
 from pipeline.plan import ServedModel
 from pipeline.protocols import responses
 from pipeline.protocols.choice import Reading
+from pipeline.protocols.conversations import completed
 from pipeline.protocols.generation import Asked, ServingModel
 from pipeline.protocols.http import COMMENT_PING, MOST_PARSED_BYTES, json_reply, parsed_bytes
+from pipeline.protocols.paging import page
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.responses import Item, ResponsesRequest
 from pipeline.protocols.responses_reply import Asking, ResponseAnswer
 from pipeline.protocols.responses_store import Kept, ResponseStore
-from pipeline.ticket import Ticket, new_id
-
-PAGE, LARGEST_PAGE = 20, 100  # input items in one answer, as OpenAI has it
+from pipeline.ticket import Ticket
 
 _ITEMS = msgspec.json.Decoder(list[Item])
 _OBJECTS = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-class _Named(msgspec.Struct, frozen=True):
-    id: str
 
 
 class ResponsesApi:
@@ -39,7 +34,7 @@ class ResponsesApi:
     def read(self, body: bytearray, serving: ServingModel) -> Asked:
         asked = responses.read(body)
         model = serving(asked.model)
-        pieces = self._history(asked.previous_response_id)
+        pieces = self._history(asked)
         history = [item for items in pieces for item in _ITEMS.decode(items)]
         plan = responses.plan_of(asked, history, model.sampling_defaults)
         kept = self._input(asked)
@@ -55,13 +50,32 @@ class ResponsesApi:
 
         return answer
 
-    def _history(self, previous: str | None) -> list[bytes]:
-        """The conversation so far, oldest first, as arrays of items; pictures will be views of what the store keeps.
+    def _history(self, asked: ResponsesRequest) -> list[bytes]:
+        """What was said before, oldest first, as arrays of items; pictures will be views of what the store keeps.
 
         Bodies that are small enough each must not be too much together: they become objects at the same time.
         """
+        pieces, param = self._earlier(asked)
+        if sum(map(parsed_bytes, pieces)) > MOST_PARSED_BYTES:
+            raise GatewayError(
+                "request_body_too_large", "the conversation so far holds too many JSON values", param=param
+            )
+        return pieces
+
+    def _earlier(self, asked: ResponsesRequest) -> tuple[list[bytes], str]:
+        previous, conversation = asked.previous_response_id, asked.conversation_id
+        if conversation is not None:
+            kept = self._store.conversation(conversation)
+            if kept is None:
+                raise GatewayError(
+                    "conversation_not_found",
+                    f"Conversation '{conversation[:80]}' not found. Please create the conversation first using the "
+                    "conversations API.",
+                    param="conversation",
+                )
+            return [b"[" + b",".join(kept.items) + b"]"], "conversation"
         if previous is None:
-            return []
+            return [], ""
         chain = self._store.chain(previous)
         if chain is None:
             raise GatewayError(
@@ -69,26 +83,13 @@ class ResponsesApi:
                 f"Previous response with id '{previous[:80]}' not found.",
                 param="previous_response_id",
             )
-        pieces = [items for kept in chain for items in (kept.input, kept.output)]
-        if sum(map(parsed_bytes, pieces)) > MOST_PARSED_BYTES:
-            raise GatewayError(
-                "request_body_too_large",
-                "the conversation so far holds too many JSON values",
-                param="previous_response_id",
-            )
-        return pieces
+        return [items for kept in chain for items in (kept.input, kept.output)], "previous_response_id"
 
     def _input(self, asked: ResponsesRequest) -> bytes | None:
         """A copy of the request's own items, each with an id, unless they are not to be kept, or too large."""
         if asked.store is False:
             return None
-        items = [
-            item
-            if item.id is not None
-            else msgspec.structs.replace(item, id=new_id("msg_"), type=item.type or "message")
-            for item in asked.items
-        ]
-        copied = as_json(items)
+        copied = as_json([completed(item) for item in asked.items])
         return copied if self._store.takes(len(copied)) else None
 
 
@@ -103,6 +104,7 @@ def asking_of(asked: ResponsesRequest, model: str, temperature: float | None, ke
         max_output_tokens=asked.max_output_tokens,
         parallel_tool_calls=asked.parallel_tool_calls is not False,
         previous_response_id=asked.previous_response_id,
+        conversation=asked.conversation_id,
         effort=asked.reasoning.effort if asked.reasoning is not None else None,
         temperature=1.0 if temperature is None else temperature,
         text=text,
@@ -128,8 +130,8 @@ class KeptResponses:
 
     async def delete(self, request: web.Request, ticket: Ticket) -> web.Response:
         response_id = request.match_info["id"]
-        if not self._store.remove(response_id):
-            raise _unknown(response_id)
+        self._kept(request)
+        self._store.remove(response_id)
         return json_reply({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request, ticket: Ticket) -> web.Response:
@@ -137,23 +139,7 @@ class KeptResponses:
         raise GatewayError("response_already_completed", "Cannot cancel a response that is complete")
 
     async def input_items(self, request: web.Request, ticket: Ticket) -> web.Response:
-        """Newest first unless asked otherwise; `limit` and `after` as OpenAI has them."""
-        items = _OBJECTS.decode(self._kept(request).input)
-        if _word(request.query, "order", ("desc", "asc")) == "desc":
-            items.reverse()
-        ids = [msgspec.json.decode(item, type=_Named).id for item in items]
-        after = request.query.get("after")
-        begin = ids.index(after) + 1 if after in ids else 0
-        end = begin + _limit(request.query)
-        shown = ids[begin:end]
-        body = {
-            "object": "list",
-            "data": items[begin:end],
-            "first_id": shown[0] if shown else None,
-            "last_id": shown[-1] if shown else None,
-            "has_more": end < len(ids),
-        }
-        return json_reply(body)
+        return json_reply(page(_OBJECTS.decode(self._kept(request).input), request.query))
 
     def _kept(self, request: web.Request) -> Kept:
         response_id = request.match_info["id"]
@@ -165,17 +151,3 @@ class KeptResponses:
 
 def _unknown(response_id: str) -> GatewayError:
     return GatewayError("not_found", f"Response with id '{response_id[:80]}' not found.")
-
-
-def _word(query: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    given = query.get(name, words[0])
-    if given not in words:
-        raise GatewayError("invalid_value", f"{name}: must be one of {', '.join(words)}", param=name)
-    return given
-
-
-def _limit(query: Mapping[str, str]) -> int:
-    text = query.get("limit", str(PAGE))
-    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= LARGEST_PAGE):
-        raise GatewayError("invalid_value", f"limit: must be between 1 and {LARGEST_PAGE}", param="limit")
-    return int(text)

@@ -168,6 +168,15 @@ class Responses(msgspec.Struct, frozen=True):
     most: Annotated[
         int, setting(RESPONSES, "--history-memory-max-responses", "Responses kept; the least recently used go.", ge=0)
     ] = 10_000
+    most_items: Annotated[
+        int,
+        setting(
+            RESPONSES,
+            "--history-memory-max-items",
+            "Items of all conversations; the conversation least recently used goes.",
+            ge=1,
+        ),
+    ] = 100_000
     most_bytes: Annotated[
         int,
         size(RESPONSES, "--history-memory-max-bytes", "Their bytes, pictures included; one has at most a quarter."),

@@ -66,7 +66,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"temperature": 2.1}, "decimal_above_max_value", "temperature"),
         ({"top_p": 0}, "decimal_below_min_value", "top_p"),
         ({"background": True}, "unsupported_parameter", "background"),
-        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+        ({"conversation": "c", "previous_response_id": "r"}, "mutually_exclusive_parameters", "conversation"),
         ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
         ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),

@@ -1,6 +1,6 @@
 """Kept responses: their number, size and age are bounded, and a conversation stays whole as long as it is used."""
 
-from pipeline.protocols.responses_store import Kept, ResponseStore
+from pipeline.protocols.responses_store import Conversation, Kept, ResponseStore
 
 
 class Clock:
@@ -75,3 +75,33 @@ def test_a_store_for_none_keeps_none() -> None:
     found = store(most=0)
     found.put("a", kept())
     assert not found.takes(1) and len(found) == 0
+
+
+def test_conversations_share_number_and_size_with_responses() -> None:
+    found = store(most=2)
+    talk = Conversation(1, {"a": "b"}, (b'{"id":"x"}',))
+    assert found.put("conv", talk)
+    found.put("a", kept())
+    assert found.conversation("conv") == talk and found.get("conv") is None and found.conversation("a") is None
+    found.put("b", kept())  # the conversation was used last
+    assert found.get("a") is None and found.conversation("conv") == talk
+    assert found.nbytes == talk.nbytes + 10 and found.items == 1
+
+
+def test_a_conversation_grows_until_it_is_too_large() -> None:
+    found = store(most_bytes=1000)
+    found.put("conv", Conversation(1))
+    found.extend("conv", [b"x" * 20, b"y" * 20])
+    found.extend("conv", [b"z" * 200])  # more than a quarter of what is kept
+    talk = found.conversation("conv")
+    assert talk is not None and talk.items == (b"x" * 20, b"y" * 20)
+    found.extend("gone", [b"x"])
+    assert found.conversation("gone") is None and len(found) == 1
+
+
+def test_conversations_are_bounded_by_their_items() -> None:
+    found = ResponseStore(most=9, most_bytes=10_000, retention_s=60, most_items=3, now=Clock())
+    found.put("a", Conversation(1, {}, (b"1", b"2")))
+    found.put("b", Conversation(1, {}, (b"3", b"4")))
+    assert found.conversation("a") is None and found.items == 2
+    assert not found.put("c", Conversation(1, {}, (b"1",) * 4)) and found.items == 2

@@ -120,6 +120,47 @@ async def test_input_items_over_pages(chatgpt: Any) -> None:
     ]
 
 
+async def test_a_conversation_grows_with_every_response(chatgpt: Any) -> None:
+    conversation = await of(chatgpt.conversations.create(metadata={"topic": "pictures"}))
+    for asked in (screenshot(), "And now?"):
+        answer = await of(chatgpt.responses.create(model=MODEL, input=asked, conversation=conversation.id))
+        assert SEEN in answer.output_text and answer.conversation.id == conversation.id
+    aside = await of(
+        chatgpt.responses.create(model=MODEL, input="Not kept.", conversation=conversation.id, store=False)
+    )
+    assert aside.usage.input_tokens > answer.usage.input_tokens
+    page = await of(chatgpt.conversations.items.list(conversation.id, order="asc", limit=3))
+    items = [item async for item in page_of(page)]
+    assert [item.role for item in items] == ["user", "assistant", "user", "assistant"]
+    assert [part.type for part in items[0].content] == ["input_text", "input_image"]
+    assert items[2].content[0].text == "And now?"
+
+
+async def test_a_conversation_s_items_come_and_go(chatgpt: Any) -> None:
+    hello = {"type": "message", "role": "user", "content": "Hello."}
+    conversation = await of(chatgpt.conversations.create(items=[hello]))
+    added = await of(
+        chatgpt.conversations.items.create(
+            conversation.id, items=[{"type": "message", "role": "assistant", "content": "Hi."}]
+        )
+    )
+    (item,) = added.data
+    assert item.content[0].type == "output_text" and item.status == "completed"
+    found = await of(chatgpt.conversations.items.retrieve(item.id, conversation_id=conversation.id))
+    assert found.id == item.id
+    await of(chatgpt.conversations.items.delete(item.id, conversation_id=conversation.id))
+    left = await of(chatgpt.conversations.items.list(conversation.id))
+    assert [one.content[0].text for one in left.data] == ["Hello."]
+    await of(chatgpt.conversations.update(conversation.id, metadata={"a": "b"}))
+    assert (await of(chatgpt.conversations.retrieve(conversation.id))).metadata == {"a": "b"}
+    assert (await of(chatgpt.conversations.delete(conversation.id))).deleted
+    with pytest.raises(openai.NotFoundError):
+        await of(chatgpt.conversations.retrieve(conversation.id))
+    with pytest.raises(openai.NotFoundError) as gone:
+        await of(chatgpt.responses.create(model=MODEL, input="hi", conversation=conversation.id))
+    assert gone.value.code == "conversation_not_found"
+
+
 async def test_the_limit_makes_it_incomplete(chatgpt: Any) -> None:
     answer = await of(chatgpt.responses.create(model=MODEL, input=say("one two three"), max_output_tokens=2))
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"

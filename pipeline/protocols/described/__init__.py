@@ -6,6 +6,7 @@ A route cannot be declared without one (`pipeline.serve.Route`).
 from pipeline.protocols.described import (
     chat,
     completions,
+    conversations,
     generate,
     messages,
     models,
@@ -15,4 +16,15 @@ from pipeline.protocols.described import (
     workers,
 )
 
-__all__ = ["chat", "completions", "generate", "messages", "models", "parse", "responses", "tokens", "workers"]
+__all__ = [
+    "chat",
+    "completions",
+    "conversations",
+    "generate",
+    "messages",
+    "models",
+    "parse",
+    "responses",
+    "tokens",
+    "workers",
+]

@@ -86,6 +86,10 @@ class ReasoningTold(Told, frozen=True):
     summary: None
 
 
+class ConversationTold(Told, frozen=True):
+    id: str
+
+
 class Response(Told, frozen=True):
     """What was asked, and the output's items."""
 
@@ -122,6 +126,7 @@ class Response(Told, frozen=True):
     frequency_penalty: float
     presence_penalty: float
     metadata: dict[str, Any]
+    conversation: ConversationTold | UnsetType = UNSET
 
 
 class ResponseEvent(msgspec.Struct, frozen=True):
@@ -150,6 +155,12 @@ class InputItems(Told, frozen=True):
     has_more: bool
 
 
+LIST_PARAMETERS = (
+    Parameter("order", "Newest first, or oldest first.", Literal["desc", "asc"]),
+    Parameter("limit", "Most items in the answer; 20 when absent.", Annotated[int, Meta(ge=1, le=100)]),
+    Parameter("after", "Begin behind the item of this id."),
+)
+
 RESPONSES = Operation(
     tag="Generation",
     summary="Response in the shape of OpenAI's Responses API",
@@ -162,6 +173,8 @@ RESPONSES = Operation(
         "input_items_empty",
         "convert_request_failed",
         "previous_response_not_found",
+        "conversation_not_found",
+        "mutually_exclusive_parameters",
         *TOOL_REFUSALS,
         *PROMPT_REFUSALS,
         *MEDIA_REFUSALS,
@@ -183,9 +196,5 @@ INPUT_ITEMS = Operation(
     summary="The input of a kept response",
     gives=InputItems,
     refuses=("not_found", "invalid_value"),
-    parameters=(
-        Parameter("order", "Newest first, or oldest first.", Literal["desc", "asc"]),
-        Parameter("limit", "Most items in the answer; 20 when absent.", Annotated[int, Meta(ge=1, le=100)]),
-        Parameter("after", "Begin behind the item of this id."),
-    ),
+    parameters=LIST_PARAMETERS,
 )
