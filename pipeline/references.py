@@ -32,8 +32,10 @@ _UNSAID = "application/octet-stream"
 
 
 class _Inline(msgspec.Struct, frozen=True):
-    """A data URL that is still in the body; `head`: what the client left out of it."""
+    """A data URL that is still in the body; `head`: what the client left out of it.  `item`: its index."""
 
+    modality: Modality
+    item: int
     text: memoryview
     head: bytes = b""
 
@@ -54,32 +56,37 @@ class Forwarder:
         with ticket.stage("fetch"):
             groups = distinct(parts)
             checked = [self._checked(part, positions[0], ticket) for part, positions in groups]
-            inline = [one for one in checked if isinstance(one, _Inline)]
-            lease = await self._receiver.reserve([len(one.text) for one in inline], ticket) if inline else None
-            found: dict[int, MediaReference] = {}
-            spans = iter(range(len(inline)))
-            for (part, positions), one in zip(groups, checked, strict=True):
-                if isinstance(one, _Inline):
-                    assert lease is not None
-                    view = lease.view(next(spans))[: len(one.text)]
-                    await _copy(one.text, view, positions[0])
-                    reference = MediaReference(part.modality, (one.head, view), "data")
-                else:
-                    reference = one
-                found.update(dict.fromkeys(positions, reference))
-        return tuple(found[position] for position in range(len(parts)))
+            copies = iter(await self._copied([one for one in checked if isinstance(one, _Inline)], ticket))
+        references = [next(copies) if isinstance(one, _Inline) else one for one in checked]
+        by_position = {
+            position: reference
+            for (_, positions), reference in zip(groups, references, strict=True)
+            for position in positions
+        }
+        return tuple(by_position[position] for position in range(len(parts)))
+
+    async def _copied(self, urls: Sequence[_Inline], ticket: Ticket) -> list[MediaReference]:
+        if not urls:
+            return []
+        lease = await self._receiver.reserve([len(url.text) for url in urls], ticket)
+        found = []
+        for index, url in enumerate(urls):
+            view = lease.view(index)[: len(url.text)]
+            await _copy(url.text, view, url.item)
+            found.append(MediaReference(url.modality, (url.head, view), "data"))
+        return found
 
     def _checked(self, part: MediaPart, item: int, ticket: Ticket) -> _Inline | MediaReference:
         try:
             if part.is_bare_base64:
                 known = _MEDIA_TYPE.fullmatch(part.media_type)
-                inline = _Inline(memoryview(part.url), f"data:{known[0] if known else _UNSAID};base64,".encode())
-                self._check_size(part.modality, len(inline.text) * 3 // 4, item)
-                return inline
+                self._check_size(part.modality, len(part.url) * 3 // 4, item)
+                head = f"data:{known[0] if known else _UNSAID};base64,"
+                return _Inline(part.modality, item, memoryview(part.url), head.encode())
             url = split_url(part.url)
             if isinstance(url, DataUrl):
                 self._check_size(part.modality, payload_bytes(url.url), item)
-                return _Inline(url.url)
+                return _Inline(part.modality, item, url.url)
             if isinstance(url, HttpUrl):
                 self._check_host(url.url, item, outside=ticket.outside)
                 return _reference(part.modality, url.url, url.url.partition(":")[0].lower())

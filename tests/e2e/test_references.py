@@ -2,6 +2,7 @@
 nothing stays behind.
 """
 
+import concurrent.futures
 import json
 import os
 from collections.abc import Iterator
@@ -118,9 +119,22 @@ def ask(gateway: Running, *urls: str, text: str = "?", headers: dict[str, str] |
 
 
 def test_a_large_data_url_arrives_as_it_was_written(gateway: Running) -> None:
-    urls = [data_url(os.urandom(size)) for size in (9_000_000, 70_000)]
+    urls = [data_url(os.urandom(size)) for size in (4_000_000, 70_000)]
     assert ask(gateway, urls[0], urls[1], urls[0]).status == 200
     assert [url for _, url in gateway.seen("generate")[-1]["references"]] == [urls[0], urls[1], urls[0]]
+
+
+def test_data_urls_wait_for_room() -> None:
+    """Room for two of them at a time: the others wait, none is refused, and one that never fits is."""
+    flags = ("--pool-ring-bytes=16777216", "--pool-processes=1", "--mm-processing=worker")
+    with running(*flags, engine=(*PROCESSOR, "--latency-ms=100")) as gateway:
+        urls = [data_url(os.urandom(1_400_000)) for _ in range(6)]
+        with concurrent.futures.ThreadPoolExecutor(len(urls)) as clients:
+            answers = list(clients.map(lambda url: ask(gateway, url), urls))
+        assert [answer.status for answer in answers] == [200] * len(urls)
+        assert sorted(one["references"][0][1] for one in gateway.seen("generate")) == sorted(urls)
+        assert ask(gateway, data_url(os.urandom(3_500_000))).error == (413, "multimodal_payload_too_large")
+        gateway.given_back()
 
 
 # ---------------------------------------------------------------- causes
