@@ -8,6 +8,7 @@ families read `Bundle.config`.
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,7 @@ def locate(source: str) -> Path:
     Blocks (disk, network): call it in a thread.  The hub's own cache and variables (HF_HOME, HF_HUB_OFFLINE,
     HF_TOKEN) apply. Raises BundleError, one sentence, also when the hub cannot be reached.
     """
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if source and folder.is_dir():
         return folder
     if not _HUB_ID.fullmatch(source) or ".." in source:

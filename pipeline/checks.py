@@ -4,6 +4,7 @@ Each raises ConfigError in SMG's words: `Configuration error: Invalid value for 
 into the one form the rest of the gateway compares (lower case, no brackets, a scheme before every worker).
 """
 
+import os
 import re
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -189,7 +190,7 @@ def check_model(field: str, text: str | None) -> str | None:
     """A folder that exists, or what may be a hub id (never something that looks like a path)."""
     if text is None:
         return None
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.exists():
         if not path.is_dir():
             refuse(field, text, "is not a folder")
@@ -202,7 +203,7 @@ def check_model(field: str, text: str | None) -> str | None:
 def check_template(text: str | None) -> None:
     if text is None:
         return
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if not path.is_file():
         refuse("chat_template", text, "does not exist" if not path.exists() else "is not a file")
     if path.stat().st_size == 0:

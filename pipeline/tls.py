@@ -5,6 +5,7 @@ wrong with a file is looked for and told by its flag.  A key is never shown: not
 the key itself where its path belongs.
 """
 
+import os
 import ssl
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ _PAIRS = (("cert_path", "key_path", "tls_"), ("client_cert_path", "client_key_pa
 def check_tls(tls: dict[str, Any]) -> None:
     """Check the files that the section's values name, `~` expanded in place; ConfigError says which flag and why."""
     for name in ("cert_path", "key_path", "client_cert_path", "client_key_path"):
-        tls[name] = None if tls[name] is None else _expanded(tls[name])
-    tls["ca_cert_paths"] = tuple(map(_expanded, tls["ca_cert_paths"]))
+        tls[name] = None if tls[name] is None else os.path.expanduser(tls[name])
+    tls["ca_cert_paths"] = tuple(map(os.path.expanduser, tls["ca_cert_paths"]))
     for certificate, key, prefix in _PAIRS:
         _check_pair(prefix + certificate, tls[certificate], prefix + key, tls[key])
     for path in tls["ca_cert_paths"]:
@@ -61,10 +62,6 @@ def _check_pair(certificate_field: str, certificate: str | None, key_field: str,
         if error.reason == "KEY_VALUES_MISMATCH":
             refuse(key_field, key, f"is not the key of {certificate}")
         refuse(certificate_field, certificate, f"cannot be used with {key} ({_reason(error)})")
-
-
-def _expanded(path: str) -> str:
-    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def _no_passphrase() -> str:

@@ -479,6 +479,8 @@ def test_local_model_and_template(tmp_path: Path) -> None:
     assert "is empty" in failure("--chat-template", str(template)).message
     assert "is not a file" in failure("--chat-template", str(tmp_path)).message
     assert "is not a folder" in failure("--model-path", str(template)).message
+    for flag in ("--model-path", "--tokenizer-path", "--chat-template"):  # nobody's home
+        assert "does not exist" in failure(flag, "~nobody-of-this-name/x").message
 
 
 def test_what_a_new_version_brings_is_refused_not_ignored() -> None:
