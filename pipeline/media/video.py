@@ -95,7 +95,7 @@ def _frames(
         timeline = read_timeline(container, stream, check)
         indices = choose(len(timeline), frame_rate(stream, timeline))
         track = stream.index
-    with _opened(data, track) as (container, stream):
+    with _opened(data, track, probe=not thrifty) as (container, stream):
         size: tuple[int, int] | None = None
         last: tuple[VideoFrame, Image.Image] | None = None
         found = wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty)
@@ -181,8 +181,9 @@ def _opened(
     """The container and its picture track (number `track`), ready to decode.  Whatever the libraries raise is the
     client's error.
 
-    `probe`: let them decode some frames while they open it, from which an H.264 decoder knows how many frames to hold
-    back.  That costs as much as ten frames and changes no packet of an MP4 file, so who reads packets does without.
+    `probe`: let them decode some frames while they open it, which tells an H.264 decoder how many frames to hold back.
+    Without, it may find that out by handing out frames in a wrong order at the beginning (Missed, then).  Probing costs
+    as much as ten frames and changes no packet of an MP4 file.
     """
     options = {} if probe or bytes(data[4:8]) != b"ftyp" else {"skip_frame": "all"}
     try:
