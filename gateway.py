@@ -66,7 +66,7 @@ def serve(config: Config) -> int:
     _log.info("%s", config.summary())
     _log.info("%s", ceiling.told(config))
     _open_files()
-    workshop = MediaWorkshop(memory_bytes=config.pool.process_memory_bytes)
+    workshop = MediaWorkshop(memory_bytes=config.pool.process_memory_bytes, clip_backend=config.media.video_backend)
     workshop.preload()
     try:
         supervisor = Supervisor(

@@ -4,8 +4,10 @@ Each raises ConfigError in SMG's words: `Configuration error: Invalid value for 
 into the one form the rest of the gateway compares (lower case, no brackets, a scheme before every worker).
 """
 
+import importlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -42,6 +44,7 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
     server["request_id_headers"] = tuple(dict.fromkeys(name.lower() for name in server["request_id_headers"]))
     yield from _check_lane(values["transport"])
     _check_sizes(values)
+    yield from check_video_backend(media["video_backend"])
     media["allowed_domains"] = check_domains(media["allowed_domains"])
     model["path"] = check_model("model_path", model["path"])
     model["tokenizer_path"] = check_model("tokenizer_path", model["tokenizer_path"])
@@ -126,6 +129,20 @@ def _check_leg(role: str, text: str) -> str:
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         refuse(role, text, "The port where decode workers meet it must be from 1 to 65535, or none")
     return f"{url} {int(port)}"
+
+
+def check_video_backend(name: str) -> Iterator[str]:
+    """OpenCV is imported before the start is over; the ffmpeg program may still be installed while the gateway runs."""
+    if name == "opencv":
+        try:
+            importlib.import_module("cv2")
+        except ImportError as error:
+            raise ConfigError(
+                "Configuration error: SMG_VIDEO_DECODE_BACKEND opencv: cv2 cannot be imported "
+                f"(pip install opencv-python-headless): {error}"
+            ) from error
+    if name == "ffmpeg" and shutil.which(name) is None:
+        yield "SMG_VIDEO_DECODE_BACKEND is ffmpeg, which is not in PATH: clips are refused until it is"
 
 
 def check_address(field: str, text: str) -> str:

@@ -4,6 +4,7 @@ The tables below are not derived from the declarations they check; what SMG 1.13
 """
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -557,11 +558,19 @@ def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
     error = failure(SMG_VIDEO_DECODE_BACKEND="bogus")
     assert error.exit_code == 1
     assert error.message.startswith("unsupported SMG_VIDEO_DECODE_BACKEND=bogus; expected auto,")
-    for good in ("auto", "pyav"):
+    for good in ("auto", "pyav", "OpenCV"):
         assert settings(SMG_VIDEO_DECODE_BACKEND=good).warnings == ()
-    error = failure(SMG_VIDEO_DECODE_BACKEND="OpenCV")
-    assert error.message.endswith(
-        "SMG_VIDEO_DECODE_BACKEND opencv: this version does not yet have decoding with OpenCV"
+
+
+def test_a_video_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenCV stops the start; the ffmpeg program may come later."""
+    monkeypatch.setitem(sys.modules, "cv2", None)  # as if it were not there
+    assert failure(SMG_VIDEO_DECODE_BACKEND="opencv").message.startswith(
+        "Configuration error: SMG_VIDEO_DECODE_BACKEND opencv: cv2 cannot be imported (pip install opencv-python-"
+    )
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert settings(SMG_VIDEO_DECODE_BACKEND="ffmpeg").warnings == (
+        "SMG_VIDEO_DECODE_BACKEND is ffmpeg, which is not in PATH: clips are refused until it is",
     )
 
 
