@@ -68,6 +68,10 @@ class Recorder(Engine):
             yield reply
             await asyncio.sleep(self._slow)
 
+    async def _encode(self, request, context):
+        self._note("encode", message=describe(request))
+        return await super()._encode(request, context)
+
     async def _abort(self, request, context):
         reply = await super()._abort(request, context)
         self._note("abort", request_id=self.aborted[-1])
