@@ -1,9 +1,10 @@
 """One call of an engine's method: a request goes out, replies come in until the engine's status.
 
 Theory of operation.  A `Call` is what a connection (`engines.link`) knows of it: the connection tells it what arrived
-(`arrived`, `headers`, `trailers`, `ended`) or that nothing will any more (`terminate`), and each of these wakes the one
-task that waits in here.  Replies are cut from the stream as they arrive; bytes are acknowledged to the peer when the
-reader has taken what was there, so a reader that is slow holds the engine back by at most a stream's window.
+(`opened`, `arrived`, `trailers`, `ended`) or that nothing will any more (`terminate`), and what the reader has to see
+wakes the one task that waits in here.  Replies are cut from the stream as they arrive; bytes are acknowledged to the
+peer when the reader has taken what was there, so a reader that is slow holds the engine back by at most a stream's
+window.
 
 Errors are foreign ones: GRPCError for the engine's status, StreamTerminatedError for a stream or connection that ended
 before, h2's, OSError from connecting, Unreadable for an answer that cannot be taken apart.  `engines.channel`
@@ -72,7 +73,6 @@ class Call:
         self._replies: deque[bytes] = deque()
         self._rest = bytearray()  # of a reply that is not whole
         self._unacknowledged = 0
-        self._is_accepted = False  # its headers are those of a gRPC answer
         self._is_ended = False
         self._error: Exception | None = None
 
@@ -134,6 +134,21 @@ class Call:
 
     # ------------------------------------------------------------ in, told by the connection
 
+    def opened(self, headers: frames.Headers) -> None:
+        """The answer's first headers.  Its reader is only woken by what is wrong with them: there is nothing to read
+        yet.
+        """
+        self.headers = headers
+        try:
+            refusal = _refusal(headers)
+        except Unreadable as error:
+            self._error = self._error or error
+            self.wake()
+            return
+        if refusal is not None:
+            self._error = self._error or GRPCError(*refusal)
+            self.wake()
+
     def arrived(self, data: bytes, acknowledgeable: int) -> None:
         """Bytes of replies; `acknowledgeable`: what they took of the windows, padding included."""
         self._unacknowledged += acknowledgeable
@@ -181,8 +196,6 @@ class Call:
         while True:
             if self._error is not None:
                 raise self._error
-            if self.headers is not None and not self._is_accepted:
-                self._check_headers(self.headers)
             if self._replies:
                 return self._replies.popleft()
             if self._is_ended:
@@ -202,12 +215,6 @@ class Call:
         nbytes, self._unacknowledged = self._unacknowledged, 0
         if nbytes and self._protocol is not None and not self._protocol.connection.is_closing():
             frames.acknowledge(self._protocol.connection, self.id, nbytes)
-
-    def _check_headers(self, headers: frames.Headers) -> None:
-        refusal = _refusal(headers)
-        if refusal is not None:
-            raise GRPCError(*refusal)
-        self._is_accepted = True
 
     def _check_end(self) -> None:
         if self._rest:

@@ -211,6 +211,8 @@ class Dispatcher:
 
     def fits(self, request: EngineRequest, worker: Worker) -> bool:
         """Whether the request's media are in the form this worker wants."""
+        if not request.media:
+            return True
         form = self.form_of(worker)
         return all(batch.form.serves(form, batch.modality) for batch in request.media)
 
@@ -239,11 +241,13 @@ class Dispatcher:
 
     async def _examined(self, model: str) -> None:
         """Waits a while for workers that are just examined, when there is no other of their role."""
+        roles = ("prefill", "decode") if self.settings.in_pairs else ("regular",)
+        missing = [role for role in roles if not self._registry.workers_of(model, role)]
+        if not missing:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXAMINATION_S):
-                for role in ("prefill", "decode") if self.settings.in_pairs else ("regular",):
-                    if self._registry.workers_of(model, role):
-                        continue
+                for role in missing:
                     for worker in self._registry.workers_of(model, role, healthy_only=False):
                         if worker.is_stale:
                             await worker.examined.wait()

@@ -43,9 +43,9 @@ class Receiver(Protocol):
     headers: Headers | None
     trailers: Headers | None
 
+    def opened(self, headers: Headers) -> None: ...
     def arrived(self, data: bytes, acknowledgeable: int) -> None: ...
     def ended(self) -> None: ...
-    def wake(self) -> None: ...
 
 
 @functools.lru_cache(maxsize=256)
@@ -216,8 +216,7 @@ class FrameReader:
             return True
         if not is_last:
             machine.headers_received = True
-            call.headers = headers
-            call.wake()
+            call.opened(headers)
             return True
         machine.state, machine.trailers_received = StreamState.CLOSED, True
         machine.stream_closed_by = StreamClosedBy.RECV_END_STREAM

@@ -112,8 +112,7 @@ class Events(EventsProcessor):
 
     def process_response_received(self, event: ResponseReceived) -> None:
         if (call := self.calls.get(event.stream_id)) is not None:
-            call.headers = _headers(event)
-            call.wake()
+            call.opened(_headers(event))
 
     def process_trailers_received(self, event: TrailersReceived) -> None:
         if (call := self.calls.get(event.stream_id)) is not None:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 from aiohttp import web
@@ -88,8 +88,13 @@ class InTime:
         self._timeout = asyncio.timeout_at(deadline)
         self._limit_s = limit_s
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
+        return self
+
+    def disarm(self) -> None:
+        """From now on somebody else looks at the clock."""
+        self._timeout.reschedule(None)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
@@ -116,6 +121,27 @@ class Stations(msgspec.Struct, frozen=True):
     reply_headers: Callable[[Ticket], Mapping[str, str]]
 
 
+class FirstTimed:
+    """Events as they come; `tell` gets the seconds until the first one.  No generator: a loop that is left early would
+    leave it to the event loop to be closed, in a task of its own.
+    """
+
+    def __init__(self, events: AsyncIterator[Event], tell: Callable[[float], None]) -> None:
+        self._events = events
+        self._tell: Callable[[float], None] | None = tell
+        self._begun = time.perf_counter()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await anext(self._events)
+        if self._tell is not None:
+            self._tell(time.perf_counter() - self._begun)
+            self._tell = None
+        return event
+
+
 class GenerationRoute:
     """The handler of one API's route."""
 
@@ -130,8 +156,20 @@ class GenerationRoute:
         check_content_type(request.headers.get("Content-Type", ""))
         ticket.routing_key = request.headers.get(ROUTING_KEY_HEADER)
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
-        async with InTime(deadline, self._config.server.request_timeout_s):
+        async with InTime(deadline, self._config.server.request_timeout_s) as limit:
             begin_answer, prepared = await self._prepare(request, ticket)
+            if prepared.request.stream:
+                limit.disarm()
+            return await self._answer(request, ticket, begin_answer, prepared, deadline)
+
+    async def _answer(
+        self,
+        request: web.Request,
+        ticket: Ticket,
+        begin_answer: Callable[[EngineRequest], Answer],
+        prepared: Prepared,
+        deadline: float,
+    ) -> web.StreamResponse:
         model, endpoint = ticket.model, self._api.endpoint
         self._metrics.request_routed(model, endpoint, prepared.request.stream)
         answer = begin_answer(prepared.request)
@@ -151,7 +189,7 @@ class GenerationRoute:
         try:
             if prepared.request.stream:
                 return await self._stream(request, ticket, answer, generation, deadline, prepared.told)
-            return await self._whole(ticket, answer, generation, deadline)
+            return await self._whole(ticket, answer, generation)
         except EngineError as error:
             failure = engine_failure(error)
             self._metrics.router_error(model, endpoint, failure.code)
@@ -189,23 +227,14 @@ class GenerationRoute:
         ticket.custody.keep(grant.release)
         return begin_answer, prepared
 
-    async def _whole(
-        self, ticket: Ticket, answer: Answer, generation: Generation, deadline: float
-    ) -> web.StreamResponse:
-        async with InTime(deadline, self._config.server.request_timeout_s):
-            begun = time.perf_counter()
-            body = await answer.whole(self._timed(ticket, generation))
+    async def _whole(self, ticket: Ticket, answer: Answer, generation: Generation) -> web.StreamResponse:
+        begun = time.perf_counter()
+        body = await answer.whole(self._timed(ticket, generation))
         _note_engine(ticket, generation, begun)
         return web.Response(body=body, content_type="application/json")
 
-    async def _timed(self, ticket: Ticket, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
-        begun = time.perf_counter()
-        first = True
-        async for event in events:
-            if first:
-                self._metrics.first_token(ticket.model, self._api.endpoint, time.perf_counter() - begun)
-                first = False
-            yield event
+    def _timed(self, ticket: Ticket, events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+        return FirstTimed(events, lambda s: self._metrics.first_token(ticket.model, self._api.endpoint, s))
 
     async def _stream(
         self,

@@ -63,6 +63,9 @@ class Heard:
         self.has_ended = False
         self.reasons = []
 
+    def opened(self, headers):
+        self.headers = headers
+
     def arrived(self, data, acknowledgeable):
         self.data += data
         self.unacknowledged += acknowledgeable
@@ -73,9 +76,6 @@ class Heard:
     def terminate(self, reason):
         if not self.has_ended:
             self.reasons.append(reason)
-
-    def wake(self):
-        pass
 
     def told(self):
         return self.headers, self.data, self.trailers, self.has_ended, self.unacknowledged, self.reasons
