@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens-per-chunk", type=int, default=8)
     parser.add_argument("--text", default="", help="answer this instead of what was seen")
     parser.add_argument("--light", action="store_true", help="read everything, digest nothing, answer shortly")
+    parser.add_argument("--stamp", action="store_true", help="begin an answer with the moment it began, in ns")
     parser.add_argument("--journal", type=Path, help="write one JSON line for every request to this file")
     parser.add_argument("--fault", default="", metavar="WORDS", help="meets every request without a marker of its own")
     parser.add_argument("--unhealthy-file", type=Path, help="unhealthy as long as this file exists")
@@ -75,6 +76,7 @@ async def _serve(options: argparse.Namespace) -> None:
         tokens_per_chunk=max(1, options.tokens_per_chunk),
         text=options.text,
         light=options.light,
+        stamps=options.stamp,
         fault=options.fault,
         unhealthy_file=options.unhealthy_file,
         keeps_names=options.keep_names,

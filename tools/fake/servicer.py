@@ -51,7 +51,10 @@ _BUNDLE_NAMES = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How this stand-in behaves.  `text` replaces the sentence; `light`: no digests, a short answer."""
+    """How this stand-in behaves.  `text` replaces the sentence; `light`: no digests, a short answer.  `stamps`: an
+    answer begins with the moment of its first chunk, in nanoseconds of the host's monotonic clock, and a pause comes
+    before every further chunk only.
+    """
 
     bundle: Path
     model: str
@@ -62,6 +65,7 @@ class Settings:
     tokens_per_chunk: int = 1
     text: str = ""
     light: bool = False
+    stamps: bool = False
     fault: str = ""
     unhealthy_file: Path | None = None
     keeps_names: bool = False
@@ -184,13 +188,15 @@ class Engine(rpc.VllmEngineServicer):
         await self._strike(fault, 0, context)
         told = self._settings.text or ("ok" if self._settings.light else sentence(seen, last_turn(prompt)))
         text = told_to_say(last_turn(prompt)) or told
+        if self._settings.stamps:
+            text = f"{time.monotonic_ns()} {text}"
         whole = answer(self._tokenizer, text, request.sampling_params, self._ends)
         choices = max(1, request.sampling_params.n)
         step = self._settings.tokens_per_chunk
         last: tuple[int, ...] = ()
         for done in range(0, len(whole.token_ids), step):
             last = whole.token_ids[done : done + step]
-            if self._settings.token_delay_s:
+            if self._settings.token_delay_s and (done or not self._settings.stamps):
                 await asyncio.sleep(self._settings.token_delay_s)
             if request.request_id in self._aborted:
                 whole = Answer(whole.token_ids[:done], "abort")
