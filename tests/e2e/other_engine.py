@@ -53,6 +53,7 @@ class Recorder(Engine):
         self._first_remote = None
         self._hands_over = options.hand_over
         self._identity = bytes.fromhex(options.identity)
+        self._hold = options.hold
         self._regular = answers(*REPLY) if options.runtime == "vllm" else regular_answer(*REPLY)
         self.otherwise = self._answer
 
@@ -60,6 +61,7 @@ class Recorder(Engine):
         pulled = {} if self._puller is None else await self._pulled(request)
         self._note("generate", message=describe(self._folded(request)), by_segment=sorted(self.tensors), **pulled)
         self.tensors.clear()
+        await self._held()
         async for reply in self._regular(engine, request, context):
             if self._hands_over and reply.HasField("complete"):
                 reply.complete.kv_transfer_params_json = self._hands_over
@@ -68,8 +70,13 @@ class Recorder(Engine):
             yield reply
             await asyncio.sleep(self._slow)
 
+    async def _held(self):
+        while self._hold is not None and self._hold.exists():
+            await asyncio.sleep(0.01)
+
     async def _encode(self, request, context):
         self._note("encode", message=describe(request))
+        await self._held()
         return await super()._encode(request, context)
 
     async def _abort(self, request, context):
@@ -151,6 +158,7 @@ def main() -> None:
     parser.add_argument("--hand-over", default="", metavar="JSON", help="kv_transfer_params at the end of an answer")
     parser.add_argument("--identity", default="", metavar="HEX", help="media_identity at the end of an answer")
     parser.add_argument("--puller", default="", metavar="PROGRAM", help="reads tensors over RDMA")
+    parser.add_argument("--hold", type=Path, help="nothing is answered as long as this file exists")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="pause behind every message")
     asyncio.run(serve(parser.parse_args()))
 

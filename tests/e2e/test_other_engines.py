@@ -61,6 +61,11 @@ class Worker:
     def stop(self) -> None:
         self._process.communicate(timeout=20)
 
+    def kill(self) -> None:
+        """As a crash."""
+        self._process.kill()
+        self._process.wait(20)
+
     def seen(self, event: str = "generate") -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self._journal.read_text().splitlines()]
         return [line for line in lines if line["event"] == event]
