@@ -99,7 +99,8 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _counter(
         "smg_mm_processing_total",
         ("model", "mode", "reason"),
-        "Multimodal requests by place of preprocessing (router, worker) and the reason for it",
+        "Multimodal requests by where media are processed (router, worker) and why: config, plan_not_forwardable, "
+        "model_not_opted_in, auto_none, auto_uniform, auto_mixed",
     ),
     _counter("smg_mm_tensors_total", ("runtime", "path"), "Tensors sent, side tensors included, by transport path"),
     _counter("smg_mm_tensor_bytes_total", ("runtime", "path"), "Bytes of the tensors sent, by transport path"),
