@@ -27,7 +27,8 @@ from pipeline.ticket import Ticket
 
 _CONTROL = re.compile(r"[\x00-\x20\x7f]")
 _MEDIA_TYPE = re.compile(r"[\w.+-]{1,100}/[\w.+-]{1,100}", re.ASCII)
-_LONG = 512
+_PIECE = 64 << 10
+_LONG = 512  # bytes
 _UNSAID = "application/octet-stream"
 
 
@@ -135,11 +136,11 @@ def _reference(modality: Modality, url: str, scheme: str) -> MediaReference:
 
 
 async def _copy(text: memoryview, target: memoryview, item: int) -> None:
-    """A large one in slices, between which other requests get their turn."""
-    for begin in range(0, len(text), COPY_SLICE):
-        if begin:
+    """In pieces that stay in the processor's cache; other requests get their turn between slices of a large one."""
+    for begin in range(0, len(text), _PIECE):
+        if begin and begin % COPY_SLICE == 0:
             await asyncio.sleep(0)
-        piece = bytes(text[begin : begin + COPY_SLICE])
+        piece = bytes(text[begin : begin + _PIECE])
         if not piece.isascii():  # a message's string must be UTF-8, and base64 is less
             raise failed("data URL holds characters that are not ASCII", item)
         target[begin : begin + len(piece)] = piece
