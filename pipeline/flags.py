@@ -6,14 +6,15 @@ Exit status 2 is for what cannot be read (an unknown flag, a word for a number),
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 import msgspec
 
 from pipeline.absent import MOOT_FLAGS, refusal_of, refused_flags
-from pipeline.config import DECLARED, EXIT_CODES, EXIT_USAGE, Config, ConfigError
-from pipeline.resolve import read, resolve
-from pipeline.setting import GROUPS, RETRIES, WORKERS, Declared
+from pipeline.commandline import HelpFormat, Parser, flag_help, flag_shape
+from pipeline.config import DECLARED, EXIT_CODES, Config, ConfigError
+from pipeline.resolve import resolve
+from pipeline.setting import GROUPS, RETRIES, WORKERS
 from pipeline.versions import versions
 
 _USAGE = "python gateway.py [--worker-urls URL ...] [flags]"
@@ -83,16 +84,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     return Invocation("demo" if found["demo"] else "run", config, once=found["once"])
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"gateway.py: error: {message}\nTry python gateway.py --help.", EXIT_USAGE)
-
-
-class _Format(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
-
-
 class _Refused(argparse.Action):
     """A flag that is known and not served: remembered, with whatever follows it, and answered after parsing."""
 
@@ -102,27 +93,20 @@ class _Refused(argparse.Action):
         namespace.refused = [*namespace.refused, option]
 
 
-class _OneMore(argparse.Action):
-    """A flag that stands once for each value: the words behind it, joined by a blank."""
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), " ".join(values)))
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="gateway.py",
         usage=_USAGE,
         description="The multimodal front end of an LLM serving fleet. Every flag has a default.",
         epilog=_epilog(),
-        formatter_class=_Format,
+        formatter_class=HelpFormat,
         add_help=False,
         allow_abbrev=False,
     )
     groups = {title: parser.add_argument_group(title) for title in (*GROUPS, _OTHER)}
     for one in DECLARED:
         if one.flag:
-            groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **_shape(one))
+            groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **flag_shape(one))
     for flag, text in SHORTHANDS.items():
         groups[RETRIES].add_argument(flag, dest=_SINGLE_ATTEMPT, action="store_true", help=text)
     for flag, text in MOOT_FLAGS.items():
@@ -136,57 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _shape(one: Declared) -> dict[str, Any]:
-    """How argparse takes the flag.  Nothing is stored unless the flag is given."""
-    facts: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(one)}
-    if one.kind is bool and one.optional:
-        return {**facts, "action": argparse.BooleanOptionalAction}
-    if one.kind is bool:
-        return {**facts, "action": "store_const", "const": not one.setting.inverted}
-    if one.known:
-        return {**facts, "choices": one.known, "metavar": "{" + ",".join(one.choices) + "}"}
-    if one.setting.words:
-        names = tuple(one.setting.words.split())
-        alone = len(names) == 1
-        return {**facts, "action": _OneMore, "nargs": 1 if alone else "+", "metavar": names[0] if alone else names}
-    if one.kind is tuple and not one.setting.comma:
-        words = {"workers.urls": "URL", "tls.ca_cert_paths": "FILE", "model.aliases": "ALIAS=MODEL"}
-        adding = {"action": "extend"} if one.setting.repeats else {}
-        return {**facts, "nargs": "*", "metavar": words.get(one.key, "WORD"), **adding}
-    return {**facts, "type": _reader(one), "metavar": _metavar(one)}
-
-
-def _reader(one: Declared) -> Any:
-    def read_flag(text: str) -> Any:
-        try:
-            value = read(one, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"expected {error}, got {text!r}") from error
-        if one.setting.in_parser and one.misfit(value):
-            raise argparse.ArgumentTypeError(f"expected a non-negative integer, got {text!r}")
-        return value
-
-    return read_flag
-
-
-def _metavar(one: Declared) -> str:
-    named = {"bytes": "BYTES", "s": "SECONDS", "ms": "MS", "MiB": "MIB"}.get(one.setting.unit)
-    return named or ("N" if one.kind in (int, float) else "HOSTS" if one.setting.comma else one.name.upper())
-
-
-def _help(one: Declared) -> str:
-    facts = [one.setting.unit] if one.setting.unit else []
-    if not one.setting.inverted:
-        facts.append(f"default {one.shown_default()}")
-    if one.setting.variable:
-        facts.append(f"variable {one.setting.variable}")
-    if one.setting.legacy:
-        facts.append(f"older {one.setting.legacy}")
-    return (f"{one.text} [{'; '.join(facts)}]" if facts else one.text).replace("%", "%%")
-
-
 def _epilog() -> str:
     alone = [one for one in DECLARED if one.setting.variable and not one.flag]
-    variables = "\n".join(f"  {one.setting.variable:<31} {_help(one).split('; variable')[0]}]" for one in alone)
+    variables = "\n".join(f"  {one.setting.variable:<31} {flag_help(one).split('; variable')[0]}]" for one in alone)
     codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
     return f"variables without a flag:\n{variables}\n\nexit status: {codes}\n\n{_EXAMPLES}".replace("%", "%%")

@@ -7,7 +7,7 @@ A flag that is given silences its variables altogether.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -70,16 +70,24 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     ConfigError when the gateway must not start.
     """
     warnings: list[str] = []
-    values: dict[str, dict[str, Any]] = {}
-    sources: dict[str, Source] = {}
-    for one in DECLARED:
-        value, sources[one.key] = _choose(one, given, environ, warnings)
-        values.setdefault(one.section, {})[one.name] = value
+    values, sources = chosen(DECLARED, given, environ, warnings)
     warnings.extend(strangers(environ))
     _compute(values, sources)
     warnings.extend(check_sections(values))
     check_tls(values["tls"])
     return msgspec.convert({**values, "sources": sources, "warnings": warnings}, Config)
+
+
+def chosen(
+    declared: Iterable[Declared], given: Mapping[str, Any], environ: Mapping[str, str], warnings: list[str]
+) -> tuple[dict[str, dict[str, Any]], dict[str, Source]]:
+    """By section and name the value of each setting, by key where it came from; before anything is computed."""
+    values: dict[str, dict[str, Any]] = {}
+    sources: dict[str, Source] = {}
+    for one in declared:
+        value, sources[one.key] = _choose(one, given, environ, warnings)
+        values.setdefault(one.section, {})[one.name] = value
+    return values, sources
 
 
 def _choose(
@@ -140,20 +148,32 @@ def _range(one: Declared) -> str:
 
 def _compute(values: dict[str, dict[str, Any]], sources: Mapping[str, Source]) -> None:
     """Put in the defaults that depend on the machine or on other settings."""
-    cores, memory = usable_cores(), memory_bytes()
     if values["admission"]["max_concurrent_requests"] == -1:
-        values["admission"]["max_concurrent_requests"] = max(4096, 1024 * cores)
+        values["admission"]["max_concurrent_requests"] = max(4096, 1024 * usable_cores())
     computed = {
         "admission.max_inflight_body_bytes": 2 * values["server"]["max_payload_bytes"],
-        "pool.processes": cores,
-        "pool.ring_bytes": max(memory // 2 & ~4095, 1 << 20),
-        "pool.process_memory_bytes": max(min(LARGEST_PICTURE_BYTES, memory // 4), 128 << 20),
-        "transport.shm_max_bytes": min(shm_bytes(), memory) // 2,
+        **pool_defaults(),
+        "transport.shm_max_bytes": min(shm_bytes(), memory_bytes()) // 2,
         "model.tokenizer_path": values["model"]["path"],
         "metrics.host": values["server"]["host"],
     }
     if values["transport"]["pixel_rdma"]:
         computed["transport.mode"] = "rdma"
+    put_in(values, sources, computed)
+
+
+def pool_defaults() -> dict[str, Any]:
+    """Of the settings of the pool, by key: what the machine suggests."""
+    memory = memory_bytes()
+    return {
+        "pool.processes": usable_cores(),
+        "pool.ring_bytes": max(memory // 2 & ~4095, 1 << 20),
+        "pool.process_memory_bytes": max(min(LARGEST_PICTURE_BYTES, memory // 4), 128 << 20),
+    }
+
+
+def put_in(values: dict[str, dict[str, Any]], sources: Mapping[str, Source], computed: Mapping[str, Any]) -> None:
+    """Put computed defaults, by key, where nobody has said anything."""
     for key, value in computed.items():
         if sources[key] == "default":
             section, name = key.split(".")
