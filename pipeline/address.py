@@ -182,4 +182,4 @@ class MediaHostPolicy(msgspec.Struct, frozen=True):
 
 
 def _refused(message: str) -> GatewayError:
-    return GatewayError("multimodal_processing_failed", message)
+    return GatewayError("multimodal_processing_failed", message, cause="host_refused")

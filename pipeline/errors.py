@@ -5,7 +5,7 @@ clients never holds payloads, internal addresses or stack traces; whoever raises
 """
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from engines.base import (
     EngineError,
@@ -152,12 +152,17 @@ def without_payloads(text: str) -> str:
     return _URL_IN_TEXT.sub(lambda found: shorten_url(found[0]), text)
 
 
+FetchCause = Literal["host_refused", "unavailable", "failed"]
+"""Why a fetch came to nothing: by the media host policy, for now (another try may succeed), or for good."""
+
+
 class GatewayError(Exception):
     """An answer that is not 200.
 
     `code` is a key of STATUS_OF_CODE.  `item` is the index of the media item concerned, in prompt order; it is put in
     front of the message.  `param` is the JSON path of the field concerned.  `retry_after_s` becomes the `Retry-After`
-    header. `status` overrides the table where the engine's status decides (see ENGINE_STATUS).
+    header. `status` overrides the table where the engine's status decides (see ENGINE_STATUS).  `cause` tells a failed
+    fetch apart where the code does not (the sidecar's protocol has finer ones).
     """
 
     MOST_CHARACTERS: ClassVar[int] = 1000  # a message may quote what a client sent, which has no end of its own
@@ -171,8 +176,10 @@ class GatewayError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
         status: int | None = None,
+        cause: FetchCause | None = None,
     ) -> None:
         self.code = code
+        self.cause = cause
         self.status = status if status is not None else STATUS_OF_CODE[code]
         self.message = _cut(message if item is None else f"media item {item}: {message}", self.MOST_CHARACTERS)
         self.item = item
@@ -232,8 +239,6 @@ def _code_and_words(role: Role | None, started: bool) -> tuple[str, str]:
         if started:
             return "prefill_stream_error", "Prefill stream error"
         return "prefill_worker_failed_to_start", "Prefill worker failed to start"
-    if role == "encode":
-        return "start_generation_failed", "Encode worker failed to start"
     if started:
         return "worker_stream_failed", "The engine failed"
     if role == "decode":

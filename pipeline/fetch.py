@@ -24,12 +24,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from engines.base import Modality
 from pipeline.address import MediaHostPolicy
-from pipeline.errors import GatewayError
+from pipeline.errors import FetchCause, GatewayError
 from pipeline.httpurl import HttpTarget, join_location, parse_http_url
 
 _log = logging.getLogger(__name__)
 
 MOST_REDIRECTS = 10
+_TRANSIENT = frozenset({408, 429})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SMALL = 16 * 1024  # pieces below are joined: a body of tiny chunks must not cost an object each
 _JOINED = 64 * 1024
@@ -96,8 +97,10 @@ class Fetcher:
                     return await self._follow(target, modality, max_bytes, outside, account)
             except TimeoutError:
                 if not clock.expired():
-                    raise _failed(target, "the connection timed out") from None
-                raise _refused(f"media fetch of {target.shown} timed out after {deadline_s:g}s") from None
+                    raise _unavailable(target, "the connection timed out") from None
+                raise _refused(
+                    f"media fetch of {target.shown} timed out after {deadline_s:g}s", "unavailable"
+                ) from None
 
     async def close(self) -> None:
         """Close idle connections; fetches that run are cut."""
@@ -177,17 +180,17 @@ class Fetcher:
         """For the client without addresses and foreign text, for the log with them."""
         _log.info("media fetch of %s: %s: %r", first.shown, target.shown, error)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
-            return _refused(f"media host '{target.host}' cannot be resolved")
+            return _refused(f"media host '{target.host}' cannot be resolved", "unavailable")
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             return _failed(first, "the host's certificate cannot be verified")
         if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-            return _failed(first, "no secure connection could be made")
+            return _unavailable(first, "no secure connection could be made")
         if isinstance(error, aiohttp.ClientConnectorError):
-            return _failed(first, "the host cannot be connected to")
+            return _unavailable(first, "the host cannot be connected to")
         if isinstance(error, aiohttp.ClientPayloadError):
-            return _failed(first, "the body ended before it was complete")
+            return _unavailable(first, "the body ended before it was complete")
         if isinstance(error, aiohttp.ServerDisconnectedError | ConnectionError):
-            return _failed(first, "the host closed the connection")
+            return _unavailable(first, "the host closed the connection")
         return _failed(first, "the host's answer is not valid HTTP")
 
 
@@ -240,7 +243,8 @@ async def _read(
     account: Callable[[int], None] | None,
 ) -> Fetched:
     if not 200 <= response.status < 300:
-        raise _failed(target, f"the host answered with status {response.status}")
+        told = _unavailable if response.status in _TRANSIENT or response.status >= 500 else _failed
+        raise told(target, f"the host answered with status {response.status}")
     if (response.content_length or 0) > max_bytes:
         raise _too_large(modality, max_bytes)
     pieces: list[bytes] = []
@@ -277,5 +281,9 @@ def _failed(target: HttpTarget, why: str) -> GatewayError:
     return _refused(f"media fetch of {target.shown} failed: {why}")
 
 
-def _refused(message: str) -> GatewayError:
-    return GatewayError("multimodal_processing_failed", message)
+def _unavailable(target: HttpTarget, why: str) -> GatewayError:
+    return _refused(f"media fetch of {target.shown} failed: {why}", "unavailable")
+
+
+def _refused(message: str, cause: FetchCause = "failed") -> GatewayError:
+    return GatewayError("multimodal_processing_failed", message, cause=cause)

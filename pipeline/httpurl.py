@@ -164,4 +164,4 @@ def _quote(text: str) -> str:
 
 
 def _refused(why: str) -> GatewayError:
-    return GatewayError("multimodal_processing_failed", f"media URL {why}")
+    return GatewayError("multimodal_processing_failed", f"media URL {why}", cause="failed")

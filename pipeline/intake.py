@@ -13,7 +13,7 @@ from engines.base import Modality
 from pipeline.admission import Bodies, Grant
 from pipeline.config import Config
 from pipeline.dataurl import DataUrl, HttpUrl, parse_data_url, split_media_url
-from pipeline.errors import GatewayError
+from pipeline.errors import FetchCause, GatewayError
 from pipeline.fetch import Fetched, Fetcher
 from pipeline.models.base import Hints, MediaError
 from pipeline.plan import MediaPart
@@ -43,8 +43,9 @@ class Intake(msgspec.Struct, frozen=True):
     lease: Lease
 
 
-def failed(error: MediaError | str, item: int) -> GatewayError:
-    return GatewayError("multimodal_processing_failed", f"Multimodal processing failed: {error}", item=item)
+def failed(error: MediaError | str, item: int, cause: FetchCause | None = None) -> GatewayError:
+    message = f"Multimodal processing failed: {error}"
+    return GatewayError("multimodal_processing_failed", message, item=item, cause=cause)
 
 
 def distinct(parts: Sequence[MediaPart]) -> list[tuple[MediaPart, tuple[int, ...]]]:
@@ -208,7 +209,7 @@ class Payload:
 def _result(task: "asyncio.Task[Payload]", item: int) -> Payload:
     error = task.exception() if not task.cancelled() else None
     if isinstance(error, GatewayError) and error.item is None and error.code == "multimodal_processing_failed":
-        raise failed(error.message, item)
+        raise failed(error.message, item, error.cause)
     return task.result()
 
 
