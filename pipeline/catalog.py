@@ -155,25 +155,12 @@ class Catalog:
         )
 
     def _with_family(self, base: ServedModel, family: Family) -> ServedModel:
-        config = base.bundle.config
-        tokenizer = base.bundle.tokenizer
-        vocabulary = Vocabulary(id_of=tokenizer.id_of, token_of=tokenizer.token_of, encode=tokenizer.encode_now)
-        settings = family.settings(config)
-        modalities = family.modalities(config)
+        settings = family.settings(base.bundle.config)
         key, self._next_key = self._next_key, self._next_key + 1
-        self._configure(
-            key, msgspec.json.encode(ModelSettings(family.name, msgspec.Raw(msgspec.json.encode(settings))))
-        )
-        limits = {modality: self._limit(family, modality) for modality in modalities}
+        self._configure(key, pool_configuration(family, settings))
+        limits = {modality: self._limit(family, modality) for modality in family.modalities(base.bundle.config)}
         return msgspec.structs.replace(
-            base,
-            family=family,
-            vocabulary=vocabulary,
-            settings=settings,
-            key=key,
-            anchors={modality: family.anchor(config, vocabulary, modality) for modality in modalities},
-            guards=_guards(family, config, vocabulary, modalities),
-            feature_tokens={modality: family.feature_token(config, vocabulary, modality) for modality in modalities},
+            with_family(base, family, settings, key),
             limits={modality: limit for modality, (limit, _) in limits.items()},
             limit_source={modality: source for modality, (_, source) in limits.items()},
         )
@@ -189,6 +176,32 @@ class Catalog:
         if modality is Modality.AUDIO and media.audio_max_count is not None:
             return media.audio_max_count, "SMG_AUDIO_MAX_COUNT"
         return family.limits[modality], "the model spec"
+
+
+def pool_configuration(family: Family, settings: msgspec.Struct) -> bytes:
+    """What pool processes are told of a model."""
+    return msgspec.json.encode(ModelSettings(family.name, msgspec.Raw(msgspec.json.encode(settings))))
+
+
+def with_family(base: ServedModel, family: Family, settings: msgspec.Struct, key: int) -> ServedModel:
+    """The model with what its family knows about the checkpoint; `key`: what pool processes know `settings` by.
+
+    Raises FamilyError.
+    """
+    config = base.bundle.config
+    tokenizer = base.bundle.tokenizer
+    vocabulary = Vocabulary(id_of=tokenizer.id_of, token_of=tokenizer.token_of, encode=tokenizer.encode_now)
+    modalities = family.modalities(config)
+    return msgspec.structs.replace(
+        base,
+        family=family,
+        vocabulary=vocabulary,
+        settings=settings,
+        key=key,
+        anchors={modality: family.anchor(config, vocabulary, modality) for modality in modalities},
+        guards=_guards(family, config, vocabulary, modalities),
+        feature_tokens={modality: family.feature_token(config, vocabulary, modality) for modality in modalities},
+    )
 
 
 def _guards(

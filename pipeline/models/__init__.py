@@ -84,3 +84,8 @@ def family_of(model_name: str, model_type: str | None) -> Family | None:
 def by_name(name: str) -> Family:
     """`Families.by_name` over all families of this folder."""
     return discover().by_name(name)
+
+
+def taken_by_reference() -> list[str]:
+    """The names of the families of which is known what vLLM makes of references."""
+    return sorted(family.name for family in discover().all if family.vllm_items is not None)

@@ -117,6 +117,13 @@ class QwenClips(QwenVision):
         high = whole(size, ("longest_edge", "max_pixels"), self.clip_max_pixels)
         return whole(values, ("min_pixels",), low), whole(values, ("max_pixels",), high)
 
+    def with_most_frames(self, settings: Any, most: int) -> Any:
+        if settings.clip is None:
+            return settings
+        clip = settings.clip
+        clip = msgspec.structs.replace(clip, least=min(clip.least, most), most=min(clip.most, most))
+        return msgspec.structs.replace(settings, clip=clip)
+
     def sampling(self, settings: Any, hints: Hints) -> Sampling:
         return Sampling(hints.fps or clip_of(settings).rate, self.samples_by_interval)
 

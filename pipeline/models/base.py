@@ -131,6 +131,18 @@ class Replacement(msgspec.Struct, frozen=True):
     prefix: int = 0
 
 
+class VllmItems(msgspec.Struct, frozen=True):
+    """What vLLM 0.32's own processor makes of one item, for who makes it in its place (`pipeline.sidecar`).
+
+    `side`: its tensors beside the primary one, a row each.  `times`: items of clips carry the times the prompt states.
+    `normalises`: vLLM normalises the pixels later, unless it is told not to (`mm_device_do_normalize`).
+    """
+
+    side: tuple[str, ...]
+    times: bool = False
+    normalises: bool = False
+
+
 class Family:
     """One model family.  Subclasses set the class attributes and implement the methods that raise here."""
 
@@ -141,6 +153,7 @@ class Family:
     name_patterns: ClassVar[tuple[tuple[str, ...], ...]] = ()
     limits: ClassVar[Mapping[Modality, int]]  # most items of one request
     worker_side: ClassVar[frozenset[Modality]] = frozenset()  # what vLLM may expand itself
+    vllm_items: ClassVar[VllmItems | None] = None  # with `worker_side`
     settings_type: ClassVar[type[msgspec.Struct]]  # what `settings` returns: pool processes decode it from JSON
     # True: `measure` applies `hints.max_long_side` itself, and pictures reach `encode` in their full size
     own_long_side: ClassVar[bool] = False
@@ -172,6 +185,10 @@ class Family:
     def sampling(self, settings: Any, hints: Hints) -> Sampling:
         """What the sampling of clips depends on beside the clip; part of their content hash."""
         raise NotImplementedError
+
+    def with_most_frames(self, settings: Any, most: int) -> Any:
+        """The settings with at most so many frames of a clip used; a family without clips has nothing to change."""
+        return settings
 
     def measure(self, settings: Any, modality: Modality, source: Source) -> Measured:
         """The tensors one item will have.  Raises MediaError when the family refuses the size."""

@@ -20,7 +20,7 @@ from pipeline.models._clips import ClipQwenSettings, ClipSettings, QwenClips, cl
 from pipeline.models._qwen_vl import Cell, missing
 from pipeline.models._sampling import at_rate, seconds_of
 from pipeline.models._values import CLIP_MEAN, CLIP_STD, whole
-from pipeline.models.base import Anchor, BundleConfig, FamilyError, Measured, Source, Vocabulary
+from pipeline.models.base import Anchor, BundleConfig, FamilyError, Measured, Source, VllmItems, Vocabulary
 from pipeline.transforms import refuse_thin, resize
 
 
@@ -52,6 +52,7 @@ class Glm53Flash(QwenClips):
     name_patterns = (("glm-5.3-flash",), ("glm5.3-flash",), ("glm-5-next",), ("glm5-next",))
     limits = {Modality.IMAGE: 10, Modality.VIDEO: 1}
     worker_side = frozenset({Modality.IMAGE})
+    vllm_items = VllmItems(side=("image_grid_thw",), normalises=True)
 
     patch = 14
     min_tokens = 16

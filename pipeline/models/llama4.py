@@ -27,6 +27,7 @@ from pipeline.models.base import (
     Replacement,
     SideTensor,
     Source,
+    VllmItems,
     Vocabulary,
 )
 from pipeline.transforms import BICUBIC, BILINEAR, patchify, resize
@@ -54,6 +55,7 @@ class Llama4(PictureFamily):
     name_patterns = (("llama-4",), ("llama4",))
     limits = {Modality.IMAGE: 8}
     worker_side = frozenset({Modality.IMAGE})
+    vllm_items = VllmItems(side=("aspect_ratios", "patches_per_image"))
 
     anchor_text = _PATCH
     feature_keys = ("image_token_index",)

@@ -24,6 +24,7 @@ from pipeline.models.base import (
     MediaError,
     Replacement,
     Source,
+    VllmItems,
     Vocabulary,
 )
 from pipeline.transforms import refuse_thin
@@ -40,6 +41,7 @@ class MiniMaxM3(QwenClips):
     name_patterns = (("minimax", "m3"),)
     limits = {Modality.IMAGE: 200, Modality.VIDEO: 20}
     worker_side = frozenset({Modality.IMAGE, Modality.VIDEO})
+    vllm_items = VllmItems(side=("image_grid_thw", "video_grid_thw"))
     own_long_side = True
 
     patch = 14

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from engines.base import Modality
 from pipeline.models._clips import ClipSettings, QwenClips
 from pipeline.models._qwen_vl import missing
-from pipeline.models.base import BundleConfig, Source, Vocabulary
+from pipeline.models.base import BundleConfig, Source, VllmItems, Vocabulary
 from pipeline.transforms import refuse_thin
 
 
@@ -22,6 +22,7 @@ class Qwen3VL(QwenClips):
     name_patterns = (("qwen3", "vl"), ("qwen3.5",), ("qwen3.6",))
     limits = {Modality.IMAGE: 10, Modality.VIDEO: 1}
     worker_side = frozenset({Modality.IMAGE, Modality.VIDEO})
+    vllm_items = VllmItems(side=("image_grid_thw", "video_grid_thw"), times=True, normalises=True)
 
     patch = 16
     min_pixels = 65_536
