@@ -5,7 +5,8 @@
      └── pool process × N pipeline/jobs.py: decode, preprocess, hash
 
 Shared between them, and made here before the first fork: one anonymous mapping with rings and spans, two eventfds for
-each pool process, one control socket pair between supervisor and frontend.
+each pool process, one control socket pair between supervisor and frontend.  `gateway.py sidecar` has the front process
+of pipeline/sidecar/front.py instead.
 """
 
 import os
@@ -18,11 +19,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import logging  # noqa: E402
 import resource  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 
 from pipeline import ceiling, frontend, logs  # noqa: E402
-from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError  # noqa: E402
+from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError, Pool  # noqa: E402
 from pipeline.flags import Invocation, parse  # noqa: E402
 from pipeline.jobs import MediaWorkshop  # noqa: E402
+from pool.link import FrontendLink  # noqa: E402
 from pool.supervisor import Supervisor  # noqa: E402
 
 _log = logging.getLogger("mediagate")
@@ -31,6 +34,8 @@ STOP_MARGIN_S = 10.0  # beyond settle time and grace, before the supervisor kill
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["sidecar"]:
+        return sidecar(argv[1:])
     try:
         invocation = parse(argv, os.environ)
     except ConfigError as error:
@@ -66,19 +71,50 @@ def serve(config: Config) -> int:
     _log.info("%s", config.summary())
     _log.info("%s", ceiling.told(config))
     _open_files()
-    workshop = MediaWorkshop(memory_bytes=config.pool.process_memory_bytes, clip_backend=config.media.video_backend)
+    return _supervised(
+        config.pool,
+        config.server.drain_settle_s + config.server.shutdown_grace_s,
+        lambda link: frontend.run(link, config),
+    )
+
+
+def sidecar(argv: list[str]) -> int:
+    """The same processes with another front: jobs out of Redis instead of requests over HTTP."""
+    from pipeline.sidecar import ceiling as sidecar_ceiling
+    from pipeline.sidecar import front, settings
+
+    try:
+        invocation = settings.parse(argv, os.environ)
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return error.exit_code
+    config = invocation.config
+    if invocation.action != "run" or config is None:
+        sys.stdout.write(invocation.text)
+        return EXIT_OK
+    logs.set_up(config.log, os.environ)
+    for warning in config.warnings:
+        _log.warning("%s", warning)
+    _log.info("%s", sidecar_ceiling.told(config))
+    _open_files()
+    return _supervised(config.pool, config.watch.shutdown_grace_s, lambda link: front.run(link, config))
+
+
+def _supervised(pool: Pool, stop_s: float, front_process: Callable[[FrontendLink], int]) -> int:
+    """Map the memory, fork, watch; `stop_s`: what the front process may take to end by itself."""
+    workshop = MediaWorkshop(memory_bytes=pool.process_memory_bytes)
     workshop.preload()
     try:
         supervisor = Supervisor(
-            processes=config.pool.processes,
-            mapping_bytes=config.pool.ring_bytes,
-            keep_bytes=config.pool.ring_bytes // 4,
-            stop_timeout_s=config.server.drain_settle_s + config.server.shutdown_grace_s + STOP_MARGIN_S,
+            processes=pool.processes,
+            mapping_bytes=pool.ring_bytes,
+            keep_bytes=pool.ring_bytes // 4,
+            stop_timeout_s=stop_s + STOP_MARGIN_S,
         )
     except OSError as error:
-        _log.critical("the shared mapping of %d bytes cannot be made: %s", config.pool.ring_bytes, error)
+        _log.critical("the shared mapping of %d bytes cannot be made: %s", pool.ring_bytes, error)
         return EXIT_CONFIG
-    return supervisor.run(lambda link: frontend.run(link, config), workshop)
+    return supervisor.run(front_process, workshop)
 
 
 if __name__ == "__main__":

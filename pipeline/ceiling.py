@@ -65,15 +65,7 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
         ),
         Share("engines' answers on their way", count * WORKER_BYTES, "number of workers"),
         Share("decoding", pool.processes * pool.process_memory_bytes, "--pool-processes x --pool-process-memory-bytes"),
-        Share("clips for another decoder", pool.processes * _outside_bytes(config), "SMG_VIDEO_DECODE_BACKEND"),
     )
-
-
-def _outside_bytes(config: Config) -> int:
-    """Of one pool process: the ffmpeg program has its limit of memory, OpenCV reads a file in memory."""
-    if config.media.video_backend == "ffmpeg":
-        return config.pool.process_memory_bytes
-    return config.media.video_max_input_bytes if config.media.video_backend == "opencv" else 0
 
 
 def ceiling_bytes(config: Config, *, workers: int | None = None) -> int:

@@ -27,7 +27,7 @@ from engines.health import HealthSettings
 from engines.policies import PolicySettings, PrefixHashSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
 from engines.transport import Transport, TransportSettings, shm_namespace
-from engines.worker import Worker, WorkerSpec, WorkerType
+from engines.worker import Worker, WorkerSpec
 from pipeline.address import MediaHostPolicy
 from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.cache import PixelCache
@@ -78,7 +78,7 @@ class Frontend:
     def __init__(self, link: FrontendLink, config: Config) -> None:
         self._link = link
         self._config = config
-        self._metrics = Metrics(_backend(config))
+        self._metrics = Metrics("pd" if config.pairs.enabled else "regular")
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
@@ -235,7 +235,7 @@ class Frontend:
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
             aliases=dict(pair.split("=", 1) for pair in self._config.model.aliases),
-            roles=self._config.pairs.roles,
+            roles=("prefill", "decode") if self._config.pairs.enabled else ("regular",),
         )
         registry = Registry(settings, self._metrics, prepare=self._introduced, tls=_worker_tls(self._config.tls))
         self._closing.push_async_callback(registry.close)
@@ -413,25 +413,13 @@ def _worker_tls(tls: Tls) -> ssl.SSLContext | None:
     return worker_tls(tls.ca_cert_paths, certificate) if certificate or tls.ca_cert_paths else None
 
 
-def _backend(config: Config) -> str:
-    """SMG's word in the metrics."""
-    return "epd" if config.pairs.with_encoders else "pd" if config.pairs.enabled else "regular"
-
-
 def _worker_specs(config: Config) -> list[WorkerSpec]:
     """The workers of the command line."""
     found = [WorkerSpec(url=url) for url in config.workers.urls]
-    pairs = config.pairs
-    given: dict[WorkerType, tuple[str, ...]] = {
-        "encode": pairs.encode,
-        "prefill": pairs.prefill,
-        "decode": pairs.decode,
-    }
-    for role, texts in given.items():
-        for text in texts:
-            url, _, port = text.partition(" ")
-            found.append(WorkerSpec(url=url, worker_type=role, bootstrap_port=int(port) if port else None))
-    return found
+    for text in config.pairs.prefill:
+        url, _, port = text.partition(" ")
+        found.append(WorkerSpec(url=url, worker_type="prefill", bootstrap_port=int(port) if port else None))
+    return [*found, *(WorkerSpec(url=url, worker_type="decode") for url in config.pairs.decode)]
 
 
 def _dispatch_settings(config: Config) -> DispatchSettings:
@@ -443,12 +431,7 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
         multiplier=workers.retry_backoff_multiplier,
         jitter=workers.retry_jitter,
     )
-    pairs = config.pairs
-    policies = {
-        "encode": pairs.encode_policy or "consistent_hashing",
-        "prefill": pairs.prefill_policy,
-        "decode": pairs.decode_policy,
-    }
+    policies = {"prefill": config.pairs.prefill_policy, "decode": config.pairs.decode_policy}
     widths = config.transport
     dtypes = {"vllm": widths.vllm_dtype, "tokenspeed": widths.tokenspeed_dtype}
     tokenspeed = {
@@ -459,8 +442,7 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
     return DispatchSettings(
         policy=workers.policy,
         policies=_policy_settings(config),
-        in_pairs=config.pairs.enabled or config.pairs.with_encoders,
-        with_encoders=config.pairs.with_encoders,
+        in_pairs=config.pairs.enabled,
         role_policies={role: policy for role, policy in policies.items() if policy},
         retry=retry,
         encoder_dtypes={runtime: dtype for runtime, dtype in dtypes.items() if dtype},

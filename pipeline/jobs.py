@@ -142,19 +142,16 @@ class MediaWorkshop:
     job_type: Any = Job
     result_type: Any = Result
 
-    def __init__(self, *, memory_bytes: int | None = None, clip_backend: str = "auto") -> None:
-        """`memory_bytes`: what a process may take beyond what it has at its start; None: no bound.  `clip_backend`: as
-        SMG_VIDEO_DECODE_BACKEND.
-        """
+    def __init__(self, *, memory_bytes: int | None = None) -> None:
+        """`memory_bytes`: what a process may take beyond what it has at its start; None: no bound."""
         self._memory_bytes = memory_bytes
-        self._clip_backend = clip_backend
         self._models: dict[int, tuple[Family, msgspec.Struct]] = {}
 
     def preload(self) -> None:
         """In the supervisor, before the first fork: what every process needs is then shared memory of all."""
         models.discover()
         image.preload()
-        video.preload(self._clip_backend)
+        video.preload()
         audio.preload()
 
     def prepare(self) -> None:
@@ -195,8 +192,7 @@ class MediaWorkshop:
             def choose(frames: int, rate: float) -> Sequence[int]:
                 return family.sample(settings, Source(0, 0, frames, job.hints, rate))
 
-            decoder = video.OTHERS.get(self._clip_backend)
-            picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench), decoder))
+            picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench)))
         elif job.modality is Modality.AUDIO:
             clock = None
             picture = audio.decode(source, job.measured.frames, _deadline(bench))

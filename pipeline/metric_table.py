@@ -131,6 +131,23 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _gauge("mediagate_pixel_cache_used_bytes", (), "Bytes the cache holds, of the output ring or of /dev/shm"),
     _gauge("mediagate_pixel_cache_limit_bytes", (), "--mm-pixel-cache-mb in bytes; 0 = off"),
     _gauge("mediagate_pixel_cache_entries", (), "Tensors in the cache"),
+    # the sidecar
+    _counter("mediagate_sidecar_jobs_total", ("outcome",), "Sidecar: jobs answered, by ok or the failure's code"),
+    _counter(
+        "mediagate_sidecar_jobs_dropped_total",
+        ("reason",),
+        "Sidecar: jobs that could not be read: malformed, too_large",
+    ),
+    _counter("mediagate_sidecar_jobs_returned_total", (), "Sidecar: jobs given back to the queue at the end"),
+    _gauge("mediagate_sidecar_jobs_running", (), "Sidecar: jobs being worked on"),
+    _gauge("mediagate_sidecar_redis_connected", (), "Sidecar: 1 while Redis answers, else 0"),
+    _histogram(
+        "mediagate_sidecar_job_duration_seconds",
+        (),
+        "Sidecar: from taking a job to its answer's delivery",
+        STAGE_SECONDS,
+    ),
+    _histogram("mediagate_sidecar_answer_bytes", (), "Sidecar: bytes of one answer", MEDIA_BYTES),
     # pool and memory
     _gauge("mediagate_pool_processes", (), "Pool processes alive"),
     _gauge("mediagate_pool_busy_processes", (), "Pool processes at work"),

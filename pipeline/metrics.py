@@ -167,6 +167,28 @@ class Metrics:
         self._gauge("mediagate_pixel_cache_limit_bytes").set(limit)
         self._gauge("mediagate_pixel_cache_entries").set(entries)
 
+    # the sidecar
+
+    def sidecar_job(self, outcome: str, seconds: float, nbytes: int) -> None:
+        """A job was answered: `outcome` is ok or the failure's code; `nbytes` of the answer."""
+        self._counter("mediagate_sidecar_jobs_total", self._word("outcome", outcome)).inc()
+        self._histogram("mediagate_sidecar_job_duration_seconds").observe(seconds)
+        self._histogram("mediagate_sidecar_answer_bytes").observe(nbytes)
+
+    def sidecar_dropped(self, reason: str) -> None:
+        """A job that could not be read."""
+        self._counter("mediagate_sidecar_jobs_dropped_total", self._word("drop", reason)).inc()
+
+    def sidecar_returned(self) -> None:
+        """A job was put back for another sidecar."""
+        self._counter("mediagate_sidecar_jobs_returned_total").inc()
+
+    def sidecar_running(self, jobs: int) -> None:
+        self._gauge("mediagate_sidecar_jobs_running").set(jobs)
+
+    def sidecar_connected(self, connected: bool) -> None:
+        self._gauge("mediagate_sidecar_redis_connected").set(1 if connected else 0)
+
     # pool, memory, loop
 
     def pool(self, busy: int, queued: int, alive: int) -> None:

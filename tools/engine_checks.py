@@ -28,6 +28,8 @@ from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
 from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
 from tests.engines_real.rdma_checks import RDMA_CHECKS, lane  # noqa: E402
+from tests.engines_real.redis_mode import SIDECARS, served  # noqa: E402
+from tests.engines_real.redis_mode import checks as redis_checks  # noqa: E402
 from tests.engines_real.reference_checks import REFERENCE_CHECKS  # noqa: E402
 from tests.engines_real.sdk_checks import SDK_CHECKS  # noqa: E402
 from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
@@ -116,6 +118,19 @@ def with_sdks(tally: Tally, bench: Bench, label: str) -> None:
     with bench.start_engine(float_pixels=False) as port, bench.gateway(port, "inline") as started:
         for name, check in wanted.items():
             tally.run(f"{label}: {name}", functools.partial(check, bench, started, "inline"))
+
+
+def with_redis(tally: Tally, command: list[str], quiet: list[str], model: Path, folder: Path) -> None:
+    """Media by reference, processed by a sidecar; a fresh engine for each kind of sidecar."""
+    for kind in SIDECARS:
+        wanted = {
+            name: check for name, check in redis_checks(kind).items() if tally.wants(f"vllm redis {kind}: {name}")
+        }
+        if not wanted:
+            continue
+        with served(kind, model, command, quiet, folder) as started:
+            for name, check in wanted.items():
+                tally.run(f"vllm redis {kind}: {name}", functools.partial(check, started))
 
 
 def fetched_bundle(tally: Tally, bench: Bench) -> None:
@@ -235,6 +250,7 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
         with_engine(tally, bench, "vllm")
         with_references(tally, bench, "vllm")
         with_sdks(tally, bench, "vllm")
+        with_redis(tally, command, quiet, model, folder)
         return
     journal = folder / "torch.jsonl"
     bench = Bench(command, quiet, lambda **how: torch_engine(model, journal, log, **how), journal, folder)

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md, docs/errors.md and docs/metrics.md from the tables in the code.
+"""Write docs/configuration.md, sidecar-settings.md, errors.md and metrics.md from the tables in the code.
 
     python tools/reference_docs.py            write them
     python tools/reference_docs.py --check    say which are out of date, status 1 if any is
@@ -8,7 +8,7 @@ A test does the second, so the pages cannot drift from the code.
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +20,7 @@ from pipeline.errors import ENGINE_CODES, ENGINE_STATUS, STATUS_OF_CODE, kind_of
 from pipeline.flags import ACTIONS, SHORTHANDS  # noqa: E402
 from pipeline.metric_table import DECLARATIONS  # noqa: E402
 from pipeline.setting import GROUPS, Declared  # noqa: E402
+from pipeline.sidecar import settings as sidecar  # noqa: E402
 
 _WRITTEN = "<!-- written by tools/reference_docs.py; change the code, not this page -->"
 
@@ -141,8 +142,24 @@ Flags and variables are called as in SMG 1.11, so that its command lines carry o
 Exit status: {", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())}."""  # noqa: E501
 
 
-def _group(title: str) -> str:
-    rows = [_setting_row(one) for one in DECLARED if one.setting.group == title]
+def sidecar_settings() -> str:
+    parts = [
+        "# Settings of the media sidecar",
+        _WRITTEN,
+        "Run as `python gateway.py sidecar [flags]`; what it does: [sidecar.md](sidecar.md). Flags and variables are "
+        "called as the published sidecar's and vLLM's; precedence and bad values are as in "
+        "[configuration.md](configuration.md).",
+        *(_group(title, sidecar.DECLARED) for title in sidecar.GROUPS),
+        "## Other ways to run",
+        _table(("flag", "meaning"), [(f"`{flag}`", text) for flag, text in sidecar.ACTIONS.items()]),
+        "## Flags of vLLM that are refused",
+        _table(("flag", "why"), [(f"`{flag}`", text) for flag, text in sidecar.REFUSED.items()]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _group(title: str, declared: Sequence[Declared] = DECLARED) -> str:
+    rows = [_setting_row(one) for one in declared if one.setting.group == title]
     return f"## {title}\n\n" + _table(("flag", "variable", "default", "range", "meaning"), rows)
 
 
@@ -233,6 +250,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": configuration,
+    "docs/sidecar-settings.md": sidecar_settings,
     "docs/errors.md": errors,
     "docs/metrics.md": metrics,
 }

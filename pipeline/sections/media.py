@@ -90,14 +90,15 @@ class Media(msgspec.Struct, frozen=True):
         ),
     ] = 30.0
     video_backend: Annotated[
-        Literal["auto", "pyav", "opencv", "ffmpeg"],
+        Literal["auto", "pyav"],
         setting(
             MEDIA,
             "",
-            "What decodes clips: pyav (ffmpeg's libraries, auto means this), the ffmpeg program, opencv (cv2).",
+            "What decodes clips; auto means pyav, ffmpeg's libraries inside the pool processes.",
             variable="SMG_VIDEO_DECODE_BACKEND",
             stops=True,
             bad_variable="unsupported SMG_VIDEO_DECODE_BACKEND={value}; expected auto, pyav, opencv, or ffmpeg",
+            later={"opencv": "decoding with OpenCV", "ffmpeg": "decoding with the ffmpeg program"},
         ),
     ] = "auto"
     audio_max_count: (

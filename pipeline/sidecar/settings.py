@@ -1,0 +1,250 @@
+"""The sidecar's configuration and command line: `python gateway.py sidecar [flags]`.
+
+Settings are declared as the gateway's (`pipeline.setting`) and resolved by the same precedence; flags and variables are
+called as the published sidecar's and vLLM's.  What a worker may be started with and this pipeline does not have stops
+the start: answers to it would be wrong, not late.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pipeline.checks import check_address, check_domains, check_model, refuse
+from pipeline.commandline import HelpFormat, Parser, flag_help, flag_shape
+from pipeline.config import EXIT_CODES, Config, ConfigError, Source
+from pipeline.resolve import chosen, pool_defaults, put_in
+from pipeline.sections import Log, Media, Model, Pool
+from pipeline.sections.sidecar import ENGINE, JOBS, Engine, Jobs, Watch
+from pipeline.setting import MEDIA, OBSERVING, POOL, STOPPING, Declared, declarations
+from pipeline.sidecar.fingerprint import Fingerprint, canonical, limits_text
+from pipeline.versions import versions
+
+GROUPS = (JOBS, ENGINE, MEDIA, POOL, STOPPING, OBSERVING)
+ACTIONS: Mapping[str, str] = {
+    "--help": "Print this.",
+    "--version": "Print the versions a bug report needs.",
+    "--check-config": "Print every setting with its source, then stop.",
+}
+_OTHER = "Instead of serving"
+_PROG = "gateway.py sidecar"
+# of the gateway's media settings, those a job can meet
+_MEDIA_HERE = frozenset(
+    {
+        "image_max_input_bytes",
+        "video_max_input_bytes",
+        "video_max_decoded_bytes",
+        "video_timeout_s",
+        "allowed_domains",
+        "fetch_timeout_s",
+        "max_fetches",
+        "max_fetches_per_request",
+        "pixel_cache_mb",
+    }
+)
+# vLLM's flags that the published sidecar takes and this one cannot follow
+REFUSED: Mapping[str, str] = {
+    "--allowed-local-media-path": "files of this host are not served (no file:// references)",
+    "--allowed-media-domains": "say it with --mm-allowed-media-domains, separated by commas",
+}
+_IN_FILE = frozenset(Fingerprint.__struct_fields__)
+_EXAMPLES = """examples:
+  # next to a Redis on this machine, for a worker started with the same engine flags
+  python gateway.py sidecar --model Qwen/Qwen3-VL-8B-Instruct --dtype bfloat16 --limit-mm-per-prompt '{"image": 4}'
+  # what the worker's environment says of itself, and a Redis with a password
+  SMG_VLLM_MM_REDIS_URL=rediss://:...@redis.internal/0 python gateway.py sidecar --fingerprint-file worker.json
+  # what would be in force, and why
+  python gateway.py sidecar --model m --check-config"""
+
+
+class SidecarConfig(msgspec.Struct, frozen=True):
+    """What a sidecar runs with; as `pipeline.config.Config`."""
+
+    jobs: Jobs = Jobs()
+    engine: Engine = Engine()
+    watch: Watch = Watch()
+    media: Media = Media()
+    pool: Pool = Pool()
+    log: Log = Log()
+    sources: Mapping[str, Source] = {}
+    warnings: tuple[str, ...] = ()
+
+    def stations(self) -> Config:
+        """The gateway's Config, as far as the stations of its pipeline look at it."""
+        return Config(media=self.media, model=Model(path=self.bundle_source), pool=self.pool)
+
+    @property
+    def bundle_source(self) -> str:
+        return self.engine.tokenizer_path or self.engine.model or ""
+
+    def listing(self) -> list[str]:
+        """Every setting with its source, one a line, for --check-config."""
+        return [f"{one.key} = {self._told(one)}" for one in DECLARED]
+
+    def _told(self, one: Declared) -> str:
+        value = getattr(getattr(self, one.section), one.name)
+        unit = f" {one.setting.unit}" if one.setting.unit and value is not None else ""
+        return f"{one.shown(value)}{unit} ({'fixed' if one.is_fixed else self.sources.get(one.key, 'default')})"
+
+
+DECLARED: tuple[Declared, ...] = tuple(
+    one for one in declarations(SidecarConfig) if one.section != "media" or one.name in _MEDIA_HERE
+)
+
+
+class SidecarInvocation(msgspec.Struct, frozen=True):
+    """What the command line asks for; as `pipeline.flags.Invocation`."""
+
+    action: Literal["run", "check_config", "version", "help"]
+    config: SidecarConfig | None = None
+    text: str = ""
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SidecarInvocation:
+    """Read `argv`, what stands behind `sidecar`; ConfigError when the sidecar must not start."""
+    parser = _parser()
+    found = vars(parser.parse_args(list(argv)))
+    if found.pop("help"):
+        return SidecarInvocation("help", text=parser.format_help())
+    if found.pop("version"):
+        return SidecarInvocation("version", text="\n".join(versions()) + "\n")
+    for flag in found["refused"]:
+        raise ConfigError(f"Configuration error: {flag}: {REFUSED[flag]}")
+    config = resolve({one.key: found[one.key] for one in DECLARED if one.key in found}, environ)
+    if found["check_config"]:
+        lines = [*config.listing(), *(f"warning: {line}" for line in config.warnings)]
+        return SidecarInvocation("check_config", config, text="\n".join(lines) + "\n")
+    return SidecarInvocation("run", config)
+
+
+def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> SidecarConfig:
+    """As `pipeline.resolve.resolve`, for the sidecar."""
+    warnings: list[str] = []
+    values, sources = chosen(DECLARED, given, environ, warnings)
+    put_in(values, sources, pool_defaults())
+    put_in(values, sources, {"jobs.concurrency": 2 * values["pool"]["processes"]})
+    if values["engine"]["fingerprint_file"] is not None:
+        _take_over_file(values["engine"], sources)
+    _check(values)
+    if values["media"]["allowed_domains"] is None:
+        warnings.append("no --mm-allowed-media-domains: media is fetched from any public host a job names")
+    return msgspec.convert({**values, "sources": sources, "warnings": warnings}, SidecarConfig)
+
+
+def _check(values: dict[str, dict[str, Any]]) -> None:
+    jobs, engine, media = values["jobs"], values["engine"], values["media"]
+    values["watch"]["host"] = check_address("prometheus_host", values["watch"]["host"])
+    media["allowed_domains"] = check_domains(media["allowed_domains"])
+    if urlsplit(jobs["redis_url"]).scheme not in ("redis", "rediss", "unix"):
+        refuse("redis_url", "...", "Must begin with redis://, rediss:// or unix://")
+    jobs["namespace"] = (jobs["namespace"] or "").strip() or None
+    if engine["model"] is None:
+        refuse("model", "", "Is needed: the worker's --model (or --fingerprint-file)")
+    check_model("tokenizer_path" if engine["tokenizer_path"] else "model", engine["tokenizer_path"] or engine["model"])
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if _object(name, engine[name]):
+            refuse(name, engine[name], "Only {} is served: such a worker needs vLLM's own processors")
+        engine[name] = "{}"
+    limits = _object("limit_mm_per_prompt", engine["limit_per_prompt"])
+    try:
+        limits.pop("*", None)  # a file has limits as they are resolved
+        engine["limit_per_prompt"] = limits_text(limits)
+    except ValueError as error:
+        refuse("limit_mm_per_prompt", engine["limit_per_prompt"], str(error))
+
+
+def _take_over_file(engine: dict[str, Any], sources: Mapping[str, Source]) -> None:
+    """The worker's own words; a flag that says the same thing beside them would be one word too many."""
+    name = engine["fingerprint_file"]
+    for one in DECLARED:
+        if one.section == "engine" and one.name in _IN_FILE and sources[one.key] == "flag":
+            refuse(one.field, engine[one.name], "Comes from --fingerprint-file: give one of the two")
+    try:
+        found = json.loads(Path(name).expanduser().read_text())
+        said = msgspec.convert(found, Fingerprint)
+        device = found.get("mm_device_do_normalize")
+    except OSError as error:
+        refuse("fingerprint_file", name, f"cannot be read: {error.strerror}")
+    except (ValueError, msgspec.ValidationError) as error:
+        refuse("fingerprint_file", name, f"is not as tools/vllm_fingerprint.py prints it: {error}")
+    engine.update(said.fields() | {"dtype": said.dtype.removeprefix("torch.")})
+    if engine["dtype"] not in ("float32", "bfloat16", "float16"):
+        refuse("fingerprint_file", said.dtype, "is no dtype this sidecar makes")
+    if engine["device_do_normalize"] is None:
+        engine["device_do_normalize"] = device
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        refuse(name, text, "Must be a JSON object")
+    return found
+
+
+def fingerprint_of(engine: Engine, config: Mapping[str, Any]) -> Fingerprint:
+    """What the worker must be.  `config`: the model's config.json, for a dtype of "auto".  Raises ConfigError."""
+    return Fingerprint(
+        model=engine.model or "",
+        vllm_version=engine.vllm_version,
+        dtype=f"torch.{engine.dtype if engine.dtype != 'auto' else _stated_dtype(config)}",
+        video_backend=engine.video_backend,
+        media_io_kwargs=canonical({}),
+        mm_processor_kwargs=canonical({}),
+        limit_per_prompt=engine.limit_per_prompt,
+    )
+
+
+def _stated_dtype(config: Mapping[str, Any]) -> str:
+    """vLLM keeps 16-bit types and chooses another one for float32 by the machine, which this one cannot know."""
+    texts = [config, *(part for key in ("text_config", "llm_config") if isinstance(part := config.get(key), Mapping))]
+    stated = [part[key] for part in texts for key in ("dtype", "torch_dtype") if part.get(key)]
+    if stated and stated[0] in ("bfloat16", "float16"):
+        return str(stated[0])
+    raise ConfigError(
+        f"Configuration error: --dtype auto: config.json says {stated[0] if stated else 'nothing'}, "
+        "which vLLM makes another dtype of; name the worker's dtype"
+    )
+
+
+class _Refused(argparse.Action):
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        namespace.refused = [*namespace.refused, option]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=_PROG,
+        usage=f"python {_PROG} --model MODEL [flags]",
+        description="The media sidecar of vLLM workers in redis mode, without vLLM, torch or a GPU.",
+        epilog=_epilog(),
+        formatter_class=HelpFormat,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    groups = {title: parser.add_argument_group(title) for title in (*GROUPS, _OTHER)}
+    for one in DECLARED:
+        if one.flag:
+            groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **flag_shape(one))
+    parser.set_defaults(refused=[])
+    for flag in REFUSED:
+        parser.add_argument(flag, action=_Refused, nargs="*", dest="refused", help=argparse.SUPPRESS)
+    for flag, text in ACTIONS.items():
+        names = ("-h", flag) if flag == "--help" else (flag,)
+        groups[_OTHER].add_argument(*names, action="store_true", help=text)
+    return parser
+
+
+def _epilog() -> str:
+    alone = [one for one in DECLARED if one.setting.variable and not one.flag]
+    variables = "\n".join(f"  {one.setting.variable:<31} {flag_help(one).split('; variable')[0]}]" for one in alone)
+    codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+    return f"variables without a flag:\n{variables}\n\nexit status: {codes}\n\n{_EXAMPLES}".replace("%", "%%")
