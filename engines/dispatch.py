@@ -170,7 +170,7 @@ class Dispatcher:
         another form comes before the failed one.  Waits only while a worker's labels are read again after a lost
         connection.
         """
-        await self._examined(request.model)
+        await self.examined(request.model)
         workers = self._entrants(request.model)
         if request.references:
             workers = [worker for worker in workers if worker.takes_references]
@@ -237,7 +237,7 @@ class Dispatcher:
             return self.available(model, "regular")
         return pairing_workers(self.available(model, "prefill"), self.available(model, "decode"))
 
-    async def _examined(self, model: str) -> None:
+    async def examined(self, model: str) -> None:
         """Waits a while for workers that are just examined, when there is no other of their role."""
         roles = ("prefill", "decode") if self.settings.in_pairs else ("regular",)
         missing = [role for role in roles if not self._registry.workers_of(model, role)]

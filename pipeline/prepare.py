@@ -116,7 +116,7 @@ class Preparation:
         check_length(model, len(expanded.ids))
 
         affinity = Affinity(array("I", expanded.ids), _marks(in_order, expanded), ticket.routing_key)
-        outlook = self._outlook(model, plan, affinity)
+        outlook = await self._outlook(model, plan, affinity)
         tensors = _Tensors(self._encoder, self._inflight, model, plan, ticket, text, expanded, intake, looks, outlook)
         with ticket.stage("wait"):
             ahead = sum(tensor_bytes(look, outlook.form) for look in in_order)
@@ -137,8 +137,9 @@ class Preparation:
         wanted = [self._dispatcher.form_of(worker) for worker in candidates if all(map(worker.accepts, modalities))]
         return all(form.serves(one, modality) for one in wanted for modality in modalities)
 
-    def _outlook(self, model: ServedModel, plan: MediaPlan, affinity: Affinity) -> Outlook:
+    async def _outlook(self, model: ServedModel, plan: MediaPlan, affinity: Affinity) -> Outlook:
         """What tensors to make, before a worker is chosen; no worker that could take them is an answer of its own."""
+        await self._dispatcher.examined(model.model)
         try:
             return self._dispatcher.outlook(model.model, {part.modality for part in plan.parts}, affinity)
         except EngineError as error:

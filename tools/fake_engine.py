@@ -83,6 +83,7 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     journal = options.journal.open("a") if options.journal else None
     limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
+    limits.append(("grpc.http2.min_ping_interval_without_data_ms", 10_000))  # as the published servicers
     server = grpc.aio.server(options=limits)
     rpc.add_VllmEngineServicer_to_server(Engine(settings, journal), server)
     port = server.add_insecure_port(f"{options.host}:{options.port}")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.engines.described import describe  # noqa: E402
 from tests.engines.stand_in import Engine, answers, regular_answer  # noqa: E402
-from tools.fake.servicer import bundle_archive, namespace_id  # noqa: E402
+from tools.fake.servicer import DIGEST_MARKER, bundle_archive, namespace_id  # noqa: E402
 
 REPLY = (9707, 1879, 0)  # Hello world!
 
@@ -49,6 +49,7 @@ class Recorder(Engine):
         self.bundle = [(archive, hashlib.sha256(archive).hexdigest())]
         self._journal = options.journal.open("a")
         self._slow = options.slow
+        self._light = options.light
         self._puller = Puller(options.puller) if options.puller else None
         self._first_remote = None
         self._hands_over = options.hand_over
@@ -58,6 +59,11 @@ class Recorder(Engine):
         self.otherwise = self._answer
 
     async def _answer(self, engine, request, context):
+        if self._light and DIGEST_MARKER not in request.tokenized.original_text:
+            self.tensors.clear()
+            async for reply in self._regular(engine, request, context):
+                yield reply
+            return
         pulled = {} if self._puller is None else await self._pulled(request)
         self._note("generate", message=describe(self._folded(request)), by_segment=sorted(self.tensors), **pulled)
         self.tensors.clear()
@@ -159,6 +165,7 @@ def main() -> None:
     parser.add_argument("--identity", default="", metavar="HEX", help="media_identity at the end of an answer")
     parser.add_argument("--puller", default="", metavar="PROGRAM", help="reads tensors over RDMA")
     parser.add_argument("--hold", type=Path, help="nothing is answered as long as this file exists")
+    parser.add_argument("--light", action="store_true", help="write down only what has the marker of load tests")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="pause behind every message")
     asyncio.run(serve(parser.parse_args()))
 

@@ -153,7 +153,9 @@ class Engine:
         return f"grpc://127.0.0.1:{self.port}"
 
     async def start(self):
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+        options.append(("grpc.http2.min_ping_interval_without_data_ms", 10_000))  # as the published servicers
+        self._server = grpc.aio.server(options=options)
         for service in self.services:
             self._server.add_generic_rpc_handlers((self._handlers(service),))
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")

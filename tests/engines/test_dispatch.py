@@ -357,6 +357,22 @@ async def test_routing_key(make_bench):
         assert sorted((len(first.received), len(second.received))) == [0, 4]
 
 
+async def test_an_outlook_waits_for_a_worker_that_is_examined(make_bench):
+    """A connection that was lost for a moment is no reason to refuse a request with media."""
+    async with make_bench() as bench, engine() as served:
+        (worker,) = await bench.add(served)
+        await served.stop()
+        await until(lambda: worker.is_stale)
+        back = asyncio.create_task(served.start())
+        with pytest.raises(NoWorker):
+            bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE])
+        await bench.dispatcher.examined("qwen3-vl")
+        await back
+        if worker.is_healthy:  # the first look may have come before the server
+            assert bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE]).workers == (worker,)
+        await until(lambda: worker.is_healthy)
+
+
 @pytest.mark.parametrize("policy", ["consistent_hashing", "prefix_hash", "cache_aware"])
 async def test_tensors_are_made_in_the_form_of_the_worker_the_picture_belongs_to(make_bench, policy):
     raw = {"mm_device_do_normalize": True}

@@ -8,6 +8,7 @@ compared: prompt ids, ranges, shapes, dtypes and the SHA-256 of every tensor.
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,15 @@ from typing import Any
 
 from tools.demo.flow import MODEL
 from tools.fake.servicer import DIGEST_MARKER
-from tools.launch import Gateway, fake_engine, request
+from tools.launch import ROOT, Gateway, fake_engine, listening, request
 from tools.load.bodies import Bodies, Kind, media_files, parse_mix
 from tools.load.client import ROUTE, Outcome, closed_loop
 from tools.load.figures import figures
 from tools.load.processes import Watch
 from tools.load.scenarios import Scenario
 
+OTHER_ENGINE = ROOT / "tests" / "e2e" / "other_engine.py"
+BUNDLE = ROOT / "tools" / "demo" / "bundle"
 WARM_UP = 5
 READY = {
     "model": MODEL,
@@ -37,12 +40,16 @@ class RoundFailed(Exception):
 @contextlib.contextmanager
 def stand_in(scenario: Scenario, journal: Path, log: Path) -> Iterator[int]:
     """The light engine both gateways send to."""
-    labels = [word for label in scenario.labels for word in ("--label", label)]
-    with (
-        log.open("ab") as output,
-        fake_engine("--light", "--journal", str(journal), *labels, log=output) as port,
-    ):
-        yield port
+    flags = ["--light", "--journal", str(journal)]
+    flags += [word for label in scenario.labels for word in ("--label", label)]
+    with log.open("ab") as output:
+        if scenario.runtime == "vllm":
+            with fake_engine(*flags, log=output) as port:
+                yield port
+            return
+        command = [sys.executable, str(OTHER_ENGINE), "--runtime", scenario.runtime, "--model", MODEL]
+        with listening([*command, "--bundle", str(BUNDLE), *flags], log=output) as port:
+            yield port
 
 
 @contextlib.contextmanager
@@ -102,14 +109,14 @@ def sent_tensors(started: Gateway, scenario: Scenario, journal: Path, most: int 
         status, text = request(started.host, started.port, ROUTE, json.loads(body.data))
         if status != 200:
             raise RoundFailed(f"{status} {text[:200]!r}{started.tail()}")
-    records = _records(journal)[before:]
-    return [
-        {
-            "input_ids": record["input_ids"],
-            "media": [_comparable(m) for m in record["media"]],
-        }
-        for record in records
-    ]
+    return [_what(record) for record in _records(journal)[before:]]
+
+
+def _what(record: dict[str, Any]) -> dict[str, Any]:
+    if "message" in record:  # of an engine that is not vLLM
+        message = record["message"]
+        return {"input_ids": message["tokenized"]["input_ids"], "media": [message.get("mm_inputs")]}
+    return {"input_ids": record["input_ids"], "media": [_comparable(m) for m in record["media"]]}
 
 
 def _one_by_one(mix: list[Kind]) -> list[list[tuple[Kind, bytes]]]:

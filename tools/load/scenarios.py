@@ -30,6 +30,7 @@ class Scenario:
     targets: tuple[tuple[str, float, float], ...] = ()  # figure, must, ambitious
     concurrency: int = 1
     labels: tuple[str, ...] = ()
+    runtime: str = "vllm"
 
 
 RAW = ("mm_device_do_normalize=true",)
@@ -44,6 +45,10 @@ SCENARIOS = (
     Scenario("webp4mp-shm", "1x4mp:webp", SHM, 50, (("cpu", 0.55, 0.40),)),
     Scenario("clip720-shm", "1x720p:mp4", SHM, 20, (("cpu", 0.35, 0.30),)),
     Scenario("clips8-shm", "1x720p:mp4", SHM, 16, (("memory", 0.7, 0.5),), concurrency=8),
+    Scenario(
+        "tokenspeed-shm", "1x1080p", SHM, 50, (("cpu", 0.40, 0.30),), runtime="tokenspeed"
+    ),  # bfloat16, its default
+    Scenario("sglang-inline", "1x1080p", INLINE, 50, (("cpu", 0.60, 0.42),), runtime="sglang"),
     Scenario("text", "", INLINE, 1000, (("cpu", 2.0, 1.3),)),
     Scenario(
         "concurrency16-shm",
