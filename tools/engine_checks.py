@@ -5,6 +5,7 @@
     python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU, and pictures by reference
                                                      (tools/e2e_vllm)
     python tools/engine_checks.py --only float,shm   those whose names hold both words
+    python tools/engine_checks.py --record clip      what the peer has the torch worker answer, for expected.json
 
 Answers are compared with recorded log-probabilities of vLLM (within 1e-4), what arrived with the reference
 processor's pixels (exactly), and both gateways' tensors with each other (by SHA-256).  Environments are made on first
@@ -15,6 +16,7 @@ use and cached outside the tree (about 1.8 GB; vLLM another 2.5 GB).  The last l
 import argparse
 import contextlib
 import functools
+import json
 import shlex
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.engines_real.answers import Differs, ask, body, compare_answer  # noqa: E402
+from tests.engines_real.answers import ASKED, Differs, as_expected, ask, body, compare_answer  # noqa: E402
 from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
 from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
@@ -185,13 +187,23 @@ def with_rdma(tally: Tally, command: list[str], quiet: list[str], folder: Path) 
 
 def with_peer(tally: Tally, command: list[str], folder: Path) -> None:
     """Both gateways send the same pictures; the tensors have to be equal."""
-    peer = [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]
-    sides = {"ours": command, "peer": peer}
+    sides = {"ours": command, "peer": _peer()}
     quiet = {side: known_flags(one, QUIET) for side, one in sides.items()}
     for scenario in SCENARIOS:
         name = f"peer: {scenario.name}"
         if scenario.concurrency == 1 and tally.wants(name):
             tally.run(name, functools.partial(_same_tensors, sides, quiet, scenario, folder))
+
+
+def _peer() -> list[str]:
+    return [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]
+
+
+def _record(case: str, bench: Bench) -> None:
+    """Print what the real gateway has the torch worker see and answer."""
+    with bench.start_engine() as port, bench.gateway(port, "inline") as started:
+        answer = ask(started, body(case))
+        print(json.dumps({case: as_expected(answer, bench.records()[-1])}, indent=1))
 
 
 def _same_tensors(sides: dict[str, list[str]], quiet: dict[str, list[str]], scenario: Scenario, folder: Path) -> None:
@@ -224,6 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="run checks whose names hold all of these, comma-separated"
     )
+    parser.add_argument("--record", choices=ASKED, metavar="CASE", help=f"one of {', '.join(ASKED)}")
     parser.add_argument("--gateway", default=f"{sys.executable} gateway.py", help="command of the gateway under test")
     parser.add_argument("--logs", type=Path, help="keep logs and journals in this directory")
     options = parser.parse_args(arguments)
@@ -253,6 +266,12 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
         with_redis(tally, command, quiet, model, folder)
         return
     journal = folder / "torch.jsonl"
+    if options.record:
+        _record(
+            options.record, Bench(_peer(), [], lambda **how: torch_engine(model, journal, log, **how), journal, folder)
+        )
+        tally.passed += 1
+        return
     bench = Bench(command, quiet, lambda **how: torch_engine(model, journal, log, **how), journal, folder)
     with_engine(tally, bench, "torch")
     with_sdks(tally, bench, "torch")

@@ -1,7 +1,8 @@
-"""The five requests of tests/data/engines_real, sent through a gateway and held against a real engine's answers."""
+"""The requests of tests/data/engines_real, sent through a gateway and held against a real engine's answers."""
 
 import base64
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ TOLERANCE = 1e-4  # of a log-probability; one swapped pair of patches moves it b
 _SPEC = json.loads((DATA / "requests.json").read_text())
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text())["cases"]
 CASES: tuple[str, ...] = tuple(EXPECTED)
+ASKED: tuple[str, ...] = tuple(_SPEC["cases"])
 
 
 class Differs(Exception):
@@ -41,8 +43,15 @@ def body(case: str, unique: int | None = None) -> dict[str, Any]:
 def _part(part: dict[str, str], unique: int | None) -> dict[str, Any]:
     if "text" in part:
         return {"type": "text", "text": part["text"]}
-    file = (DATA / "media" / part["image"]).read_bytes()
-    return picture_part(file if unique is None else made_unique(file, unique))
+    kind = "video" if "video" in part else "image"
+    file = (DATA / "media" / part[kind]).read_bytes()
+    if unique is not None:
+        file = made_unique(file, unique)
+    return clip_part(file) if kind == "video" else picture_part(file)
+
+
+def clip_part(file: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{base64.b64encode(file).decode()}"}}
 
 
 def picture_part(file: bytes) -> dict[str, Any]:
@@ -110,8 +119,30 @@ def compare_record(case: str, record: dict[str, Any], transport: str) -> None:
         if record["media"]:
             raise Differs("media in a text request")
         return
-    (batch,) = record["media"]
-    wanted = (pixels["image_grid_thw"], pixels["pixel_shape"], pixels["pixel_sha256"], transport)
-    came = (batch["grid"], batch["shape"], batch["levels_sha256"], batch["transport"])
+    batches = sorted(record["media"], key=lambda batch: str(batch["modality"]))
+    came = [(batch["grid"], batch["shape"], batch["levels_sha256"], batch["transport"]) for batch in batches]
+    wanted = [
+        (row[f"{kind}_grid_thw"], row["pixel_shape"], row["pixel_sha256"], transport)
+        for row in (pixels if isinstance(pixels, list) else [pixels])
+        for kind in ("image", "video")
+        if f"{kind}_grid_thw" in row
+    ]
     if wanted != came:
         raise Differs(f"grid, shape, pixel levels and transport {came}, expected {wanted}")
+
+
+def as_expected(answer: Answer, record: dict[str, Any]) -> dict[str, Any]:
+    """An answer and the worker's record of its request in the form of expected.json, pictures before clips."""
+    runs: list[Any] = []
+    for token, same in itertools.groupby(record["input_ids"]):
+        count = len(list(same))
+        runs += [[token, count]] if count > 2 else [token] * count
+    pixels = [
+        {
+            f"{batch['modality']}_grid_thw": batch["grid"],
+            "pixel_shape": batch["shape"],
+            "pixel_sha256": batch["levels_sha256"],
+        }
+        for batch in sorted(record["media"], key=lambda batch: str(batch["modality"]))
+    ]
+    return {"prompt_token_ids": runs, "logprobs": [round(one, 5) for one in answer.logprobs], "pixels": pixels}
