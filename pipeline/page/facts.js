@@ -6,8 +6,8 @@ const STAGES = {
   fetch: ["t-media", "bytes into shared memory"],
   inspect: ["t-media", "base64, hash, header"],
   wait: ["t-gate", "for room and a process"],
-  decode: ["t-pixels", "file to pixels"],
-  preprocess: ["t-pixels", "resize, normalise, patches"],
+  decode: ["t-pixels", "file to pixels, or samples"],
+  preprocess: ["t-pixels", "to the encoder’s tensors"],
   send: ["t-engine", "tensors to the engine"],
   engine: ["t-engine", "to its first word"],
 };
@@ -92,7 +92,7 @@ function tokenLines(told) {
 function sizesLine(told) {
   const line = element("p", "sizes");
   if (told.modality === "audio") {
-    line.append(`${number.format(told.frames / told.rate)} s`, element("span", "from", ` at ${number.format(told.rate)} Hz`));
+    line.append(`${number.format(told.frames / told.rate)} s`, element("span", "from", `at ${number.format(told.rate)} Hz`));
     return line;
   }
   const [height, width] = told.size;

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import blake3
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 from tests.e2e.browser import Visit, chromium, visit
+from tests.e2e.hearing_engine import hearing
 from tests.e2e.running import CHAT, MODEL, Running, image_part, picture, question, running, text_part, until
+from tests.pipeline.sounds import tone, wav_of
 
 KEY = "sk-of-the-operator"
 CLIP = Path(__file__).parent.parent / "data" / "clips" / "oracle" / "clip_160x120_25fps_4s.mp4"
@@ -93,6 +96,23 @@ def test_a_clip_and_a_picture_keep_their_order(page: Visit, gateway: Running, ph
     clip, still = page.facts()
     assert clip["BLAKE3"] == hashes["video"] and still["BLAKE3"] == hashes["image"]
     assert re.fullmatch(r"\d+ of 100, 25 a second", clip["Frames"])
+
+
+def test_a_sound(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "tone.wav"
+    file.write_bytes(wav_of(tone(16_000, 1.5)))
+    with hearing(["qwen3_asr"], tmp_path) as engines, running("--worker-urls", *engines.urls, engines=[]) as gateway:
+        until(lambda: gateway.call("GET", "/v1/models").status == 200, what="the model is served")
+        with visit(browser, gateway.gateway.url) as visiting:
+            expect(visiting.page.locator("#model")).to_contain_text("sounds")
+            visiting.drop(file)
+            visiting.page.click("#ask")
+            answered(visiting)
+            assert visiting.text(".sizes").split() == ["1.5", "s", "at", "16,000", "Hz"]
+            (facts,) = visiting.facts()
+            assert facts["BLAKE3"] == blake3.blake3(file.read_bytes()).hexdigest() and "Grid" not in facts
+            assert visiting.page.locator(".item audio").count() == 1
+            assert not visiting.faults and not visiting.elsewhere
 
 
 def test_the_keyboard_is_enough(page: Visit, gateway: Running, photo: Path) -> None:
