@@ -80,7 +80,7 @@ def kill(given: argparse.Namespace) -> bool:
 
 def leave(given: argparse.Namespace) -> bool:
     with site() as place:
-        left = leavers.leave(place, given.clients, at_once=given.concurrency, seed=given.seed)
+        left = leavers.leave(place, given.clients, at_once=given.concurrency, seed=given.seed, longest_s=given.longest)
         began = time.monotonic()
         place.aftermath()
         took = time.monotonic() - began
@@ -121,7 +121,8 @@ def main(argv: list[str]) -> int:
     made.set_defaults(run=kill)
     made = commands.add_parser("leave", help="clients leave at a random moment")
     made.add_argument("--clients", type=int, default=10_000)
-    made.add_argument("--concurrency", type=int, default=32)
+    made.add_argument("--concurrency", type=int, default=12)
+    made.add_argument("--longest", type=float, default=0.25, help="seconds a client waits at most (0.25)")
     made.add_argument("--seed", type=int, default=1)
     made.set_defaults(run=leave)
     made = commands.add_parser("soak", help="mixed load over the budget")

@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from tools.fuzzing.kills import questions
 from tools.fuzzing.live import Site
 
-LONGEST_S = 0.25  # a request with a picture takes about half of it on a machine that does nothing else
 _RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER on, no time: the connection is reset, not ended
 
 
-def leave(site: Site, clients: int, *, at_once: int, seed: int) -> Counter[str]:
-    """So many clients, each gone at a moment that chance chooses; how far each had come."""
+def leave(site: Site, clients: int, *, at_once: int, seed: int, longest_s: float = 0.25) -> Counter[str]:
+    """So many clients, each gone at a moment that chance chooses; how far each had come.
+
+    Whoever waits does so for at most `longest_s`: about the time of a request or a little more, so that some are gone
+    before its answer and some in it.
+    """
     asked = [json.loads(body) for body in questions(8, 360, 640)]
     bodies = [
         json.dumps({**one, "stream": is_stream, "max_tokens": 64}).encode()
@@ -23,10 +26,11 @@ def leave(site: Site, clients: int, *, at_once: int, seed: int) -> Counter[str]:
         for is_stream in (True, False)
     ]
     with ThreadPoolExecutor(at_once) as threads:
-        return Counter(threads.map(lambda number: _leave(site, bodies, random.Random(seed + number)), range(clients)))
+        chances = (random.Random(seed + number) for number in range(clients))
+        return Counter(threads.map(lambda chance: _leave(site, bodies, chance, longest_s), chances))
 
 
-def _leave(site: Site, bodies: list[bytes], chance: random.Random) -> str:
+def _leave(site: Site, bodies: list[bytes], chance: random.Random, longest_s: float) -> str:
     body = chance.choice(bodies)
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -40,7 +44,7 @@ def _leave(site: Site, bodies: list[bytes], chance: random.Random) -> str:
                 stage = "while it sent"
             else:
                 client.sendall(message)
-                stage = _wait(client, chance.uniform(0, LONGEST_S))
+                stage = _wait(client, chance.uniform(0, longest_s))
             if chance.random() < 0.5:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         return stage
