@@ -33,7 +33,7 @@ from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.cache import PixelCache
 from pipeline.catalog import Catalog
 from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config, Tls
-from pipeline.connections import Listener, Patience
+from pipeline.connections import FOREVER_S, Listener, Patience
 from pipeline.counting import TokenCounter
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
@@ -306,6 +306,7 @@ class Frontend:
             access_log=None,
             handle_signals=False,
             handler_cancellation=True,
+            keepalive_timeout=self._config.server.idle_connection_timeout_s or FOREVER_S,  # scrapers'
             shutdown_timeout=CUT_WAIT_S,  # aiohttp waits for ever when this is 0
         )
         await runner.setup()
