@@ -16,8 +16,8 @@ from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
-from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
-from pipeline.protocols.constraints import constraint_of
+from pipeline.protocols.chat_tools import ChoiceField, FunctionForm, ToolForm, tool_use
+from pipeline.protocols.constraints import FormatField, constraint_of
 from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
 from pipeline.protocols.sampling import SamplingFields
 from pipeline.tooluse import ToolUse
@@ -80,11 +80,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolForm] | None = None
-    tool_choice: Any = None
+    tool_choice: ChoiceField = None
     parallel_tool_calls: bool | None = None
     functions: list[FunctionForm] | None = None
     function_call: Any = None
-    response_format: Any = None
+    response_format: FormatField = None
     regex: str | None = None
     ebnf: str | None = None
     reasoning_effort: str | float | None = None

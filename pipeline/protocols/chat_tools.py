@@ -6,9 +6,10 @@ Codes are SMG 1.13's.  Where a choice names functions, all of the request's are 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from pipeline.errors import GatewayError
 from pipeline.protocols.parts import converted
@@ -60,6 +61,15 @@ class ChoiceForm(msgspec.Struct, frozen=True):
 
 
 Choice = Literal["auto", "none", "required"] | ChoiceForm
+
+ChoiceField = Annotated[
+    Any,
+    Meta(
+        description="auto, none, required, or an object that names a function or `allowed_tools`",
+        extra_json_schema={"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object"}]},
+    ),
+]
+"""`tool_choice` as it comes: what is wrong with it is told in words of its own."""
 
 
 def tool_use(

@@ -3,11 +3,26 @@ output; the engine cannot write anything else.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from engines.base import Constraint
 from pipeline.errors import GatewayError
 from pipeline.tooluse import schema_constraint
+
+FormatField = Annotated[
+    Any,
+    Meta(
+        description="text, json_object, or json_schema with a schema of that name",
+        extra_json_schema={
+            "type": ["object", "null"],
+            "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}},
+            "required": ["type"],
+        },
+    ),
+]
+"""`response_format` as it comes: what is wrong with it is told in words of its own."""
 
 
 def constraint_of(response_format: Any, regex: str | None, ebnf: str | None) -> Constraint | None:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
-from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
+from pipeline.protocols.chat_tools import ChoiceField, FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import response_constraint
 from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
 from pipeline.tooluse import ToolUse
@@ -84,7 +84,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
     text: TextSettings | None = None
     metadata: dict[str, Any] | None = None
     tools: list[ToolItem] | None = None
-    tool_choice: Any = None
+    tool_choice: ChoiceField = None
     parallel_tool_calls: bool | None = None
     user: str | None = None
     include: list[str] | None = None
