@@ -22,7 +22,7 @@ import resource  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
 from pipeline import ceiling, frontend, logs  # noqa: E402
-from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError, Pool  # noqa: E402
+from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError, Media, Pool  # noqa: E402
 from pipeline.flags import Invocation, parse  # noqa: E402
 from pipeline.jobs import MediaWorkshop  # noqa: E402
 from pool.link import FrontendLink  # noqa: E402
@@ -73,6 +73,7 @@ def serve(config: Config) -> int:
     _open_files()
     return _supervised(
         config.pool,
+        config.media,
         config.server.drain_settle_s + config.server.shutdown_grace_s,
         lambda link: frontend.run(link, config),
     )
@@ -97,12 +98,12 @@ def sidecar(argv: list[str]) -> int:
         _log.warning("%s", warning)
     _log.info("%s", sidecar_ceiling.told(config))
     _open_files()
-    return _supervised(config.pool, config.watch.shutdown_grace_s, lambda link: front.run(link, config))
+    return _supervised(config.pool, config.media, config.watch.shutdown_grace_s, lambda link: front.run(link, config))
 
 
-def _supervised(pool: Pool, stop_s: float, front_process: Callable[[FrontendLink], int]) -> int:
+def _supervised(pool: Pool, media: Media, stop_s: float, front_process: Callable[[FrontendLink], int]) -> int:
     """Map the memory, fork, watch; `stop_s`: what the front process may take to end by itself."""
-    workshop = MediaWorkshop(memory_bytes=pool.process_memory_bytes)
+    workshop = MediaWorkshop(memory_bytes=pool.process_memory_bytes, clip_backend=media.video_backend)
     workshop.preload()
     try:
         supervisor = Supervisor(

@@ -5,7 +5,8 @@ when it is left early, and the engine is told to abort whenever the gateway drop
 ended itself. `engines.dispatch` decides who is tried and how often.
 
 A decode leg is dropped late: an engine that is torn off in the middle of a hand-over may crash or leak, so its stream
-stays open in the background until it has begun to answer, DEFERRED_ABORT_S at most.
+stays open in the background until it has begun to answer, DEFERRED_ABORT_S at most.  An encode leg's answer does not
+say that its item was read: whoever goes on iterating says so.
 """
 
 import asyncio
@@ -93,6 +94,7 @@ class Attempt:
         self._is_left = False  # to the background
         self._is_sent = False  # the engine may know of it
         self._has_answered = False
+        self._has_read = False  # what was placed for it
         self._is_ended = False  # by the engine: a status, or the end of the stream
         self._is_regular = False  # every choice has its end
         self._trial: Trial  # from the first step of `events` on
@@ -123,7 +125,7 @@ class Attempt:
             if not self._is_left:
                 self._let_go(client)
             if placement is not None:
-                await around.transport.end(placement, consumed=self._has_answered)
+                await around.transport.end(placement, consumed=self._has_read)
 
     @property
     def is_complete(self) -> bool:
@@ -163,6 +165,7 @@ class Attempt:
                         with suppress(EngineError):
                             await self._last_word(stream, replies)
                     raise
+                self._has_read = True
                 if self._is_regular:
                     await self._last_word(stream, replies)
                     return
@@ -232,7 +235,8 @@ class Attempt:
         self._has_answered = True
         self._trial.answered()
         self._answered()
-        if placement.fresh:
+        self._has_read = self._role != "encode"  # which has accepted it, and may not have read it yet
+        if placement.fresh and self._has_read:
             self._around.in_background(self._around.transport.end(placement, consumed=True))
 
     def _ends_well(self) -> None:
@@ -256,7 +260,7 @@ class Attempt:
 
     def _abort_if_dropped(self, client: Engine) -> None:
         is_dropped = not self._is_ended or self._has_answered
-        if self._is_sent and is_dropped and not self._is_regular:
+        if self._is_sent and is_dropped and not self._is_regular and self._role != "encode":
             self._around.in_background(self._abort(client))
 
     async def _abort(self, client: Engine) -> None:

@@ -42,7 +42,7 @@ from engines.base import (
 )
 from engines.leg import Role
 from engines.legs import Legs, PrefillFirst, legs_of
-from engines.pairs import choose_decode, choose_pair, pairing_workers
+from engines.pairs import Pair, choose_decode, choose_encoders, choose_pair, pairing_workers
 from engines.policies import PolicySettings, policy_named
 from engines.registry import Registry
 from engines.scatter import Drain
@@ -83,12 +83,13 @@ class RetrySettings(msgspec.Struct, frozen=True):
 class DispatchSettings(msgspec.Struct, frozen=True):
     """`encoder_dtypes`: the operator's dtype variables by runtime name, absent when unset (`engines.labels.form`);
     `modality_dtypes`: those that are for one modality.  `in_pairs`: prefill and decode workers serve every model;
-    `role_policies`: by role, where it is not `policy`.
+    `with_encoders`: and encode workers get its media.  `role_policies`: by role, where it is not `policy`.
     """
 
     policy: str = "round_robin"
     policies: PolicySettings = PolicySettings()
     in_pairs: bool = False
+    with_encoders: bool = False
     role_policies: Mapping[str, str] = {}
     retry: RetrySettings = RetrySettings()
     encoder_dtypes: Mapping[str, str] = {}
@@ -149,9 +150,12 @@ class Dispatcher:
 
         `affinity`: of the request, when it is known.
         """
-        workers = self._able(self._entrants(model), model, modalities)
+        entrants = self._entrants(model)
+        takers = self.available(model, "encode") if self.settings.with_encoders and entrants else entrants
+        workers = self._able(takers, model, modalities)
         forms = [self.form_of(worker) for worker in workers]
-        likely = self._policy(model, self._entry_role).likely(workers, affinity) if affinity is not None else None
+        role = workers[0].worker_type
+        likely = self._policy(model, role).likely(workers, affinity) if affinity is not None else None
         form = self.form_of(likely) if likely is not None else random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
         by_segment = all(self.transport.writes_ahead(worker) for worker in fitting)
@@ -174,8 +178,9 @@ class Dispatcher:
         workers = self._entrants(request.model)
         if request.references:
             workers = [worker for worker in workers if worker.takes_references]
-        workers = _willing(self._able(workers, request.model, request.modalities), request)
-        fitting = [worker for worker in workers if self.fits(request, worker)]
+        modalities = () if self.settings.with_encoders else request.modalities  # encode workers see the media
+        workers = _willing(self._able(workers, request.model, modalities), request)
+        fitting = [worker for worker in workers if self.settings.with_encoders or self.fits(request, worker)]
         others = [worker for worker in workers if worker not in fitting] if any_form else []
         fresh = [worker for worker in fitting if worker is not failed]
         candidates = fresh or [worker for worker in others if worker is not failed] or fitting or others
@@ -200,12 +205,9 @@ class Dispatcher:
 
     def takers(self, model: str) -> list[Worker]:
         """Workers that may be sent the model's media: the healthy ones, else all."""
-        role = self._entry_role
+        in_pairs = "encode" if self.settings.with_encoders else "prefill"
+        role = in_pairs if self.settings.in_pairs else "regular"
         return self._registry.workers_of(model, role) or self._registry.workers_of(model, role, healthy_only=False)
-
-    @property
-    def _entry_role(self) -> str:
-        return "prefill" if self.settings.in_pairs else "regular"
 
     def fits(self, request: EngineRequest, worker: Worker) -> bool:
         """Whether the request's media are in the form this worker wants."""
@@ -363,10 +365,23 @@ class Generation:
                 dispatcher, request, self._affinity, self._failed, any_form=self._remake is not None
             )
             self.taker = pair.prefill
-            await self._make_fit(pair.prefill)
-            legs = legs_of(pair, self._request, dispatcher, self._media)
+            encoders = await self._encoders(pair)
+            if not encoders:
+                await self._make_fit(pair.prefill)
+            legs = legs_of(pair, self._request, dispatcher, self._media, encoders)
         self._legs, self.worker = legs, legs.pair.decode
         return legs
+
+    async def _encoders(self, pair: Pair) -> tuple[Worker, ...]:
+        """The encode worker of every item; none when the prefill worker encodes itself."""
+        dispatcher = self._dispatcher
+        if not (dispatcher.settings.with_encoders and self._request.media):
+            return ()
+        there = dispatcher.available(self._request.model, "encode")
+        if there and not any(dispatcher.fits(self._request, worker) for worker in there):
+            await self._make_fit(there[0])
+        failed = self._failed.get("encode")
+        return choose_encoders(dispatcher, self._request, pair.prefill, failed)
 
     async def _make_fit(self, worker: Worker) -> None:
         """Media in the form this worker wants."""
@@ -384,7 +399,7 @@ class Generation:
         log.info("attempt %d of %s failed: %s %s", self.attempts, self._request.request_id, error.status, error)
         worker_type = error.role or (self.worker.worker_type if self.worker else "regular")
         if self._legs is not None and error.role is not None:
-            self._failed[error.role] = getattr(self._legs.pair, error.role)
+            self._failed[error.role] = self._legs.worker_of(error)
         self._dispatcher.observer.retried(worker_type)
         await asyncio.sleep(retry.pause_s(self.attempts))
 
@@ -395,8 +410,8 @@ class Generation:
 
 
 def is_retried(error: EngineError) -> bool:
-    """Whether another attempt may help.  What a prefill leg says is no answer yet."""
-    if isinstance(error, PairRefused) or (error.started and error.role != "prefill"):
+    """Whether another attempt may help.  What encode and prefill legs say is no answer yet."""
+    if isinstance(error, PairRefused) or (error.started and error.role not in ("encode", "prefill")):
         return False
     if error.status == "UNAVAILABLE" and error.message.startswith(_NOT_AGAIN):
         return False

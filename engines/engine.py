@@ -67,7 +67,7 @@ class Engine(Protocol):
     /dev/shm; `keeps_segments`: it hands their names on, so that each needs a file of its own which is never written
     again.  `pulls_tensors`: tensors over RDMA.  `pairing`: how its workers serve a request in pairs, see `Pairing`;
     None when they cannot.  `room_bits`: how large the number of a meeting may be; `places_by_room`: that number modulo
-    the ranks is the rank both legs go to.
+    the ranks is the rank both legs go to.  `encodes`: it has encode workers.
     """
 
     @property
@@ -105,6 +105,9 @@ class Engine(Protocol):
 
     @property
     def places_by_room(self) -> bool: ...
+
+    @property
+    def encodes(self) -> bool: ...
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
         """In which form it wants media.
@@ -180,6 +183,7 @@ class GrpcEngine(ABC):
     pairing: ClassVar[Pairing | None] = None
     room_bits: ClassVar[int] = 31
     places_by_room: ClassVar[bool] = False
+    encodes: ClassVar[bool] = False
     unsendable: ClassVar[tuple[str, ...]] = ()
     max_message_bytes: int | None = None
 
@@ -255,9 +259,12 @@ class GrpcEngine(ABC):
 
     def generate(self, request: EngineRequest, attempt_id: str, placements: Placements) -> "Stream[Any]":
         parts = [*self.build(request, attempt_id, placements), *self._pinned(request)]
+        return self._sending(f"/{self.service}/Generate", parts, self.messages.GenerateResponse)
+
+    def _sending(self, path: str, parts: Sequence[Part], reply_type: Any) -> "Stream[Any]":
         if self.max_message_bytes is not None and (nbytes := nbytes_of(parts)) > self.max_message_bytes:
             raise MessageTooLarge(self.name, nbytes, self.max_message_bytes)
-        return self._channels.stream(f"/{self.service}/Generate", parts, self.messages.GenerateResponse)
+        return self._channels.stream(path, parts, reply_type)
 
     def _pinned(self, request: EngineRequest) -> list[Part]:
         if request.leg is not None and self.places_by_room:

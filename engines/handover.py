@@ -118,8 +118,8 @@ def decode_request(request: EngineRequest, way: Handover, told: Handoff | None, 
 
 
 def is_blind(worker: Worker) -> bool:
-    """Whether it runs a vision model without its vision half (`--language-model-only`)."""
-    return worker.labels.get("supports_vision") == "false"
+    """Whether it is a vLLM worker that runs a vision model without its vision half (`--language-model-only`)."""
+    return worker.runtime == "vllm" and worker.labels.get("supports_vision") == "false"
 
 
 def refusal(request: EngineRequest, decode: Worker) -> PairRefused | None:

@@ -1,16 +1,17 @@
 """One half of a disaggregated generation, as far as an engine's message has to say it.
 
 A *pair* of engine workers serves such a generation: the *prefill* leg reads the prompt with its media, the *decode*
-leg produces the answer from the prefill's keys and values, which the engines hand over among themselves.  What the
-legs must be told for that stands here; `engines.pairs` fills it, the engine files write it.  Plain types, no gRPC: a
-`Handoff` is passed on as it came.
+leg produces the answer from the prefill's keys and values, which the engines hand over among themselves.  With encode
+workers every media item has a leg of its own before: its pixels go there, and its embeddings from there to the prefill
+worker.  What the legs must be told for that stands here; `engines.legs` fills it, the engine files write it.  Plain
+types, no gRPC: a `Handoff` is passed on as it came.
 """
 
 from typing import Literal
 
 import msgspec
 
-Role = Literal["prefill", "decode"]
+Role = Literal["encode", "prefill", "decode"]
 MediaShare = Literal["whole", "identity", "hashes"]
 
 DEFAULT_BOOTSTRAP_PORT = 8998
@@ -41,8 +42,9 @@ class Leg(msgspec.Struct, frozen=True):
     and hashes them); or their content hashes alone (a decode worker that has no eyes at all).
 
     vLLM: `kv_params` is the connector's JSON, `kv_address` the older form of it (host, port), `identity` the
-    `Handoff.identity` of the prefill leg.  SGLang and TokenSpeed: `meeting` is where the two legs meet; `encoders` is
-    where each item's embeddings come from, in prompt order, when encode workers make them.
+    `Handoff.identity` of the prefill leg.  SGLang and TokenSpeed: `meeting` is where the two legs meet, or where an
+    encode leg meets the prefill worker; `encoders` is where each item's embeddings come from, in prompt order, when
+    encode workers make them.
     """
 
     role: Role

@@ -11,36 +11,25 @@ leg leaves behind is its attempt's matter: nothing.
 
 import asyncio
 import logging
-import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from engines.attempt import Attempt, Surroundings, uuid7
 from engines.base import EngineError, EngineRequest, Event, Finished
-from engines.handover import bootstrap_address, decode_request, handover, prefill_request
-from engines.leg import Handoff, Leg, Meeting
+from engines.encoding import Encodings, MediaWatch
+from engines.handover import decode_request, handover, prefill_request
+from engines.leg import Handoff, Leg, MediaShare
 from engines.merge import merged
-from engines.pairs import Pair
-from engines.scatter import Drain
+from engines.pairs import Pair, meeting_at
 from engines.worker import Worker
 
 log = logging.getLogger(__name__)
 
 LAST_PREFILL_WORD_S = 2.0
 """How long a prefill leg may go on when the answer is complete."""
-
-
-class MediaWatch(Protocol):
-    """Who is told about the request's tensors; see `engines.attempt.Attempt`."""
-
-    def reading(self, drain: Drain) -> None: ...
-
-    def read(self) -> None: ...
-
-    def consumed(self) -> None: ...
 
 
 class PrefillFirst:
@@ -56,6 +45,10 @@ class PrefillFirst:
         self._id = f"{request.request_id}-{uuid7()}"  # the same on both legs: some connectors go by it
         self._way = handover(pair.prefill, request.sampling.n, f"xfer-{uuid7()}")
         self._handoff: Handoff | None = None
+
+    def worker_of(self, error: EngineError) -> Worker:
+        """Whose leg failed."""
+        return self.pair.prefill if error.role == "prefill" else self.pair.decode
 
     def decode_on(self, worker: Worker) -> None:
         self.pair = Pair(self.pair.prefill, worker)
@@ -118,13 +111,20 @@ class Together:
 
     may_decode_again = False
 
-    def __init__(self, pair: Pair, request: EngineRequest, around: Surroundings, media: MediaWatch) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        request: EngineRequest,
+        around: Surroundings,
+        media: MediaWatch,
+        encoders: Sequence[Worker] = (),
+    ) -> None:
         self.pair = pair
-        self._around = around
+        self._encoders = encoders
         attempt_id = f"{request.request_id}-{uuid7()}"
         choices = request.sampling.n
         self._couples = [
-            _Couple(pair, one, around, media, one_id)
+            _Couple(pair, one, around, media, one_id, encoders)
             for one, one_id in (
                 [(request, attempt_id)] if choices == 1 or request.media else _one_by_one(request, attempt_id)
             )
@@ -133,6 +133,11 @@ class Together:
     @property
     def send_s(self) -> float:
         return max(couple.send_s for couple in self._couples)
+
+    def worker_of(self, error: EngineError) -> Worker:
+        """Whose leg failed."""
+        workers = (self.pair.prefill, self.pair.decode, *self._encoders)
+        return next(worker for worker in workers if worker.url == error.worker)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         if len(self._couples) == 1:
@@ -161,20 +166,30 @@ async def _as_choice(index: int, events: AsyncGenerator[Event, None]) -> AsyncGe
 
 
 class _Couple:
-    """One prefill and one decode leg under way at once."""
+    """One prefill and one decode leg under way at once, and before them an encode leg for every item there may be."""
 
     def __init__(
-        self, pair: Pair, request: EngineRequest, around: Surroundings, media: MediaWatch, attempt_id: str
+        self,
+        pair: Pair,
+        request: EngineRequest,
+        around: Surroundings,
+        media: MediaWatch,
+        attempt_id: str,
+        encoders: Sequence[Worker],
     ) -> None:
         self._around = around
-        meeting = _meeting(pair.prefill)
+        self._media = media
+        meeting = meeting_at(pair.prefill)
+        self._encodings = Encodings(request, encoders, around, media)
+        rooms = self._encodings.meetings
+        share: MediaShare = "identity" if rooms else "whole"
         self._prefill = Attempt(
             pair.prefill,
-            msgspec.structs.replace(request, leg=Leg("prefill", meeting=meeting)),
+            msgspec.structs.replace(request, leg=Leg("prefill", share, meeting=meeting, encoders=rooms)),
             around,
             reading=media.reading,
-            read=media.read,
-            answered=media.consumed,
+            read=_nothing if rooms else media.read,
+            answered=self._prefilled,
             attempt_id=attempt_id,
         )
         self._decode = Attempt(
@@ -187,36 +202,48 @@ class _Couple:
 
     @property
     def send_s(self) -> float:
-        return self._prefill.send_s
+        return max(self._prefill.send_s, self._encodings.send_s)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        prefill = asyncio.create_task(_drained(self._prefill.events()))
+        before = [*self._encodings.begin(), asyncio.create_task(_drained(self._prefill.events()))]
         decode = self._decode.events()
         try:
             async with aclosing(decode):
-                yield await self._first(prefill, decode)
+                yield await self._first(before, decode)
                 async for event in decode:
                     yield event
         finally:
             if self._decode.is_complete:
-                self._around.in_background(_ended(prefill, LAST_PREFILL_WORD_S))
+                self._encodings.release()
+                self._around.in_background(_ended(before, LAST_PREFILL_WORD_S))
             else:
-                await _ended(prefill)
+                await _ended(before)
 
-    async def _first(self, prefill: asyncio.Task[None], decode: AsyncGenerator[Event, None]) -> Event:
+    def _prefilled(self) -> None:
+        """The prefill worker has begun to answer: it has had the embeddings of every item."""
+        self._encodings.release()
+        self._media.consumed()
+
+    async def _first(self, before: list[asyncio.Task[None]], decode: AsyncGenerator[Event, None]) -> Event:
         """The decode leg's first event; whichever leg fails before raises."""
         first = asyncio.create_task(_next(decode))
+        waiting: set[asyncio.Task[Any]] = {first, *before}
         try:
-            await asyncio.wait({first, prefill}, return_when=asyncio.FIRST_COMPLETED)
-            if not first.done():
-                prefill.result()  # raises what the prefill leg failed with
+            while not first.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {first}:
+                    task.result()  # raises what that leg failed with
             return await first
         except EngineError as error:
-            if error.role == "prefill" and not error.started:
+            if error.role != "decode" and not error.started:
                 self._decode.has_nothing_to_lose()
             raise
         finally:
-            await _ended(first)
+            await _ended([first])
+
+
+def _nothing() -> None:
+    return None
 
 
 async def _next(events: AsyncGenerator[Event, None]) -> Event:
@@ -229,35 +256,25 @@ async def _drained(events: AsyncGenerator[Event, None]) -> None:
             pass
 
 
-async def _ended(task: "asyncio.Task[Any]", patience_s: float = 0.0) -> None:
-    """Cancel it, after a while, and wait for its end; what it raises was seen, or comes too late to matter."""
+async def _ended(tasks: "Sequence[asyncio.Task[Any]]", patience_s: float = 0.0) -> None:
+    """Cancel them, after a while, and wait for their end; what they raise was seen, or comes too late to matter."""
     try:
         if patience_s:
-            await asyncio.wait({task}, timeout=patience_s)
+            await asyncio.wait(tasks, timeout=patience_s)
     finally:
-        task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _meeting(prefill: Worker) -> Meeting:
-    """A number nobody else has; an engine that places by it gets one that leads to the prefill worker's rank."""
-    assert prefill.client is not None
-    host, port = bootstrap_address(prefill)
-    room = random.SystemRandom().randrange((1 << prefill.client.room_bits) - 1)
-    size = prefill.labels.get("dp_size", "")
-    if prefill.client.places_by_room and prefill.rank is not None and size.isdecimal() and room >= int(size):
-        room += prefill.rank - room % int(size)
-    return Meeting(host, port, room)
+        for task in tasks:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 Legs = PrefillFirst | Together
-_ORDERS: dict[str, Callable[[Pair, EngineRequest, Surroundings, MediaWatch], Legs]] = {
-    "prefill_first": PrefillFirst,
-    "together": Together,
-}
 
 
-def legs_of(pair: Pair, request: EngineRequest, around: Surroundings, media: MediaWatch) -> Legs:
-    """As the pair's engine wants them."""
-    assert pair.prefill.client is not None and pair.prefill.client.pairing is not None
-    return _ORDERS[pair.prefill.client.pairing](pair, request, around, media)
+def legs_of(
+    pair: Pair, request: EngineRequest, around: Surroundings, media: MediaWatch, encoders: Sequence[Worker] = ()
+) -> Legs:
+    """As the pair's engine wants them.  `encoders`: the encode worker of every item, in prompt order."""
+    assert pair.prefill.client is not None
+    if pair.prefill.client.pairing == "prefill_first":
+        return PrefillFirst(pair, request, around, media)
+    return Together(pair, request, around, media, encoders)

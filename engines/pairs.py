@@ -1,19 +1,20 @@
-"""Which pair of engine workers serves a generation: one that prefills, one that decodes.
+"""Which pair of engine workers serves a generation: one that prefills, one that decodes; and who encodes its media.
 
 Rule: the prefill worker is chosen as a single worker would be, for it gets the media: by modality, form and what its
 engine can be told.  The decode worker is of the same engine, and one that can serve the request at all; each role has
 a policy of its own.
 """
 
+import random
 from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
 
 from engines.affinity import Affinity
-from engines.base import EngineRequest, NoWorker, PairRefused
-from engines.handover import refusal
-from engines.leg import Role
+from engines.base import EngineRequest, MediaItem, NoWorker, PairRefused
+from engines.handover import bootstrap_address, refusal
+from engines.leg import Meeting, Role
 from engines.worker import Worker
 
 
@@ -82,3 +83,43 @@ def pairing_workers(prefills: list[Worker], decodes: list[Worker]) -> list[Worke
         )
     runtimes = {worker.runtime for worker in decodes}
     return [worker for worker in able if worker.runtime in runtimes]
+
+
+def choose_encoders(
+    choosing: Choosing, request: EngineRequest, prefill: Worker, failed: Worker | None
+) -> tuple[Worker, ...]:
+    """The encode worker of every media item, in prompt order: by default the same picture goes to the same one.
+
+    Raises NoWorker, and PairRefused for an engine without encode workers.
+    """
+    if prefill.client is None or not prefill.client.encodes:
+        raise PairRefused("multimodal_not_supported", f"backend {prefill.runtime} has no encode workers")
+    there = choosing.available(request.model, "encode")
+    able = [
+        worker
+        for worker in there
+        if worker.runtime == prefill.runtime
+        and all(map(worker.accepts, request.modalities))
+        and choosing.fits(request, worker)
+    ]
+    candidates = [worker for worker in able if worker is not failed] or able
+    if not candidates:
+        raise NoWorker(request.model)
+    hashes = [item.content_hash for item in in_prompt_order(request)]
+    return tuple(choosing.picked(candidates, request.model, Affinity(key=key)) for key in hashes)
+
+
+def in_prompt_order(request: EngineRequest) -> list[MediaItem]:
+    items = [item for batch in request.media for item in batch.items]
+    return sorted(items, key=lambda item: item.structural.offset)
+
+
+def meeting_at(worker: Worker) -> Meeting:
+    """A number nobody else has; an engine that places by it gets one that leads to a prefill worker's rank."""
+    assert worker.client is not None
+    host, port = bootstrap_address(worker)
+    room = random.SystemRandom().randrange((1 << worker.client.room_bits) - 1)
+    size = worker.labels.get("dp_size", "")
+    if worker.client.places_by_room and worker.rank is not None and size.isdecimal() and room >= int(size):
+        room += worker.rank - room % int(size)
+    return Meeting(host, port, room)

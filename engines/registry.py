@@ -302,5 +302,5 @@ def _check_spec(spec: WorkerSpec, roles: tuple[WorkerType, ...]) -> None:
     if spec.worker_type not in roles:
         raise WorkerRefused(
             f"{spec.url}: a {spec.worker_type} worker gets no requests here, this gateway serves with "
-            f"{' and '.join(roles)} workers (--pd-disaggregation decides)"
+            f"{' and '.join(roles)} workers (--pd-disaggregation and --epd-disaggregation decide)"
         )

@@ -6,22 +6,38 @@ are elements of a repeated field, so each is written whole: its message without 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import blake3
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import common_pb2
+from smg_grpc_proto.generated import tokenspeed_encoder_pb2 as encoder_pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from engines import labels
-from engines.base import EngineRequest, Form, MediaBatch, MediaItem, Modality, Sampling
-from engines.engine import MIB, GrpcEngine
+from engines.base import (
+    EngineError,
+    EngineRequest,
+    Event,
+    Finished,
+    Form,
+    MediaBatch,
+    MediaItem,
+    Modality,
+    Sampling,
+)
+from engines.engine import MIB, GrpcEngine, Replies
 from engines.leg import Leg
-from engines.replies import StreamReplies, replies_to
+from engines.replies import replies_to
 from engines.tensors import BY_VALUE, small_data, tensor_data
 from engines.transport import Outgoing, Placements
 from engines.wire import Part, field
 
+if TYPE_CHECKING:
+    from engines.channel import Stream
+
 _MM_INPUTS, _ITEMS, _ENCODER_INPUT, _INLINE = 9, 1, 3, 3  # GenerateRequest, MultimodalInputs, item, TensorData
+_ENCODE_MM_INPUTS = 2  # field of EncodeRequest
 _MODALITIES = {
     Modality.IMAGE: common_pb2.IMAGE,
     Modality.VIDEO: common_pb2.VIDEO,
@@ -45,6 +61,7 @@ _SERVER_ARGS = (
     "vocab_size",
     "weight_version",
 )
+_ENCODE = "/tokenspeed.grpc.encoder.TokenSpeedEncoder/Encode"  # beside the scheduler's service
 _MAX_SEED = (1 << 64) - 1
 
 
@@ -88,8 +105,25 @@ def _tell_meetings(message: pb.GenerateRequest, leg: Leg) -> None:
         )
 
 
+def _room(request: EngineRequest) -> int | None:
+    """An encode worker checks that what it pulls is what it was promised."""
+    leg = request.leg
+    return leg.meeting.room if leg is not None and leg.role == "encode" and leg.meeting is not None else None
+
+
 def _has_pixels(leg: Leg | None) -> bool:
     return leg is None or leg.media == "whole"
+
+
+def build_encode(request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
+    """The Encode message of an encode leg: its one item whole, and the room where the prefill worker waits for it."""
+    assert request.leg is not None and request.leg.meeting is not None
+    assignment = encoder_pb.EncodeItemAssignment(bootstrap_room=request.leg.meeting.room)
+    message = encoder_pb.EncodeRequest(request_id=attempt_id, items=[assignment])
+    parts: list[Part] = [message.SerializeToString()]
+    for key, batch, item in _in_prompt_order(request):
+        parts += field([_ENCODE_MM_INPUTS, _ITEMS], _item(key, batch, item, placements, with_pixels=True))
+    return parts
 
 
 def sampling_params(sampling: Sampling) -> pb.SamplingParams:
@@ -133,7 +167,7 @@ def tensors(request: EngineRequest) -> list[Outgoing]:
     for key, _, item in _in_prompt_order(request):
         found += [Outgoing(key + name, tensor, inline_only=name in BY_VALUE) for name, tensor in item.side.items()]
         if _has_pixels(request.leg):
-            found.append(Outgoing(key + _PRIMARY, item.primary, may_be_pulled=True))
+            found.append(Outgoing(key + _PRIMARY, item.primary, may_be_pulled=True, room=_room(request)))
     return found
 
 
@@ -157,6 +191,22 @@ def _item(key: str, batch: MediaBatch, item: MediaItem, placements: Placements, 
     return [message.SerializeToString(), *field([_ENCODER_INPUT], [data.SerializeToString(), *payload])]
 
 
+class EncodeReplies:
+    """An Encode call has one answer, yes or no."""
+
+    all_finished = False
+
+    def event(self, message: Any) -> Event:
+        if not message.accepted:
+            raise EngineError("FAILED_PRECONDITION", "the encode worker did not accept the item")
+        self.all_finished = True
+        return Finished(0, "encoded")
+
+    def end(self) -> None:
+        if not self.all_finished:
+            raise EngineError("INTERNAL", "the encode worker did not answer")
+
+
 # ---------------------------------------------------------------- the worker
 
 
@@ -176,6 +226,7 @@ class TokenSpeedEngine(GrpcEngine):
     pairing = "together"
     room_bits = 63
     places_by_room = True
+    encodes = True
     max_message_bytes = 256 * MIB
 
     def form(self, told: Mapping[str, str], dtype: str | None, dtypes: Mapping[Modality, str]) -> Form:
@@ -197,8 +248,14 @@ class TokenSpeedEngine(GrpcEngine):
     def build(self, request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
         return build(request, attempt_id, placements)
 
-    def replies(self, request: EngineRequest) -> StreamReplies:
-        return replies_to(request)
+    def generate(self, request: EngineRequest, attempt_id: str, placements: Placements) -> "Stream[Any]":
+        if request.leg is None or request.leg.role != "encode":
+            return super().generate(request, attempt_id, placements)
+        return self._sending(_ENCODE, build_encode(request, attempt_id, placements), encoder_pb.EncodeResponse)
+
+    def replies(self, request: EngineRequest) -> Replies:
+        is_encode = request.leg is not None and request.leg.role == "encode"
+        return EncodeReplies() if is_encode else replies_to(request)
 
     def _abortion(self, attempt_id: str) -> Message:
         request: Message = pb.AbortRequest(request_id=attempt_id, reason="the gateway dropped the generation")

@@ -14,7 +14,6 @@ LATER_FLAGS: Mapping[str, str] = {
     "a port of its own for health checks": "--health-check-port",
     "an admission window of prefill and decode workers": "--prefill-max-inflight-requests-per-worker "
     "--prefill-queue-size --prefill-queue-timeout-secs --pd-admission-wait-secs --pd-pairing-mode",
-    "encode/prefill/decode disaggregation": "--epd-disaggregation --encode --encode-policy",
     "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
     "background responses": "--max-background-responses",
     "tracing": "--enable-trace --otlp-traces-endpoint",

@@ -7,7 +7,7 @@ that are collected while engines send them.
 
 import msgspec
 
-from pipeline.config import Config
+from pipeline.config import Config, Media, Pool
 from pipeline.rdma_lane import rdma_settings
 from pool.row import Row
 
@@ -65,7 +65,17 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
         ),
         Share("engines' answers on their way", count * WORKER_BYTES, "number of workers"),
         Share("decoding", pool.processes * pool.process_memory_bytes, "--pool-processes x --pool-process-memory-bytes"),
+        Share(
+            "clips for another decoder", pool.processes * outside_bytes(pool, config.media), "SMG_VIDEO_DECODE_BACKEND"
+        ),
     )
+
+
+def outside_bytes(pool: Pool, media: Media) -> int:
+    """Of one pool process: the ffmpeg program has its limit of memory, OpenCV reads a file in memory."""
+    if media.video_backend == "ffmpeg":
+        return pool.process_memory_bytes
+    return media.video_max_input_bytes if media.video_backend == "opencv" else 0
 
 
 def ceiling_bytes(config: Config, *, workers: int | None = None) -> int:

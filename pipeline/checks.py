@@ -4,8 +4,10 @@ Each raises ConfigError in SMG's words: `Configuration error: Invalid value for 
 into the one form the rest of the gateway compares (lower case, no brackets, a scheme before every worker).
 """
 
+import importlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -42,6 +44,7 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
     server["request_id_headers"] = tuple(dict.fromkeys(name.lower() for name in server["request_id_headers"]))
     yield from _check_lane(values["transport"])
     _check_sizes(values)
+    yield from check_video_backend(media["video_backend"])
     media["allowed_domains"] = check_domains(media["allowed_domains"])
     model["path"] = check_model("model_path", model["path"])
     model["tokenizer_path"] = check_model("tokenizer_path", model["tokenizer_path"])
@@ -97,22 +100,35 @@ def check_aliases(pairs: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_pairs(pairs: dict[str, Any], workers: dict[str, Any]) -> Iterator[str]:
     """Every worker in one form, `URL PORT` or `URL`; a worker has one role."""
-    for role in ("prefill", "decode"):
+    roles: dict[str, str] = {}
+    for role in ("encode", "prefill", "decode"):
         pairs[role] = tuple(dict.fromkeys(_check_leg(role, text) for text in pairs[role]))
-    urls = {role: {text.split()[0] for text in pairs[role]} for role in ("prefill", "decode")}
-    for url in urls["prefill"] & urls["decode"]:
-        refuse("decode", url, "Is a prefill worker already: a worker has one role")
-    if not pairs["enabled"]:
-        for field in ("prefill", "decode", "prefill_policy", "decode_policy"):
+        for url in (text.split()[0] for text in pairs[role]):
+            if roles.setdefault(url, role) != role:
+                refuse(role, url, f"Is a worker of the role {roles[url]} already: a worker has one role")
+    if pairs["enabled"] and pairs["with_encoders"]:
+        refuse("epd_disaggregation", "on", "Not with --pd-disaggregation: it is one or the other")
+    in_pairs = pairs["enabled"] or pairs["with_encoders"]
+    if not in_pairs:
+        _refuse_any(pairs, ("prefill", "decode"), "Only with --pd-disaggregation or --epd-disaggregation")
+    if not pairs["with_encoders"]:
+        _refuse_any(pairs, ("encode",), "Only with --epd-disaggregation")
+    if not in_pairs:
+        return
+    flag = "--epd-disaggregation" if pairs["with_encoders"] else "--pd-disaggregation"
+    if workers["urls"]:
+        refuse("worker_url", workers["urls"][0], f"Not with {flag}: use --prefill and --decode")
+    for role in ("encode", "prefill", "decode") if pairs["with_encoders"] else ("prefill", "decode"):
+        if not pairs[role]:
+            yield f"{flag} without --{role}: nothing is served until POST /workers adds one"
+
+
+def _refuse_any(pairs: dict[str, Any], roles: tuple[str, ...], why: str) -> None:
+    for role in roles:
+        for field in (role, f"{role}_policy"):
             given = pairs[field]
             if given:
-                refuse(field, given if isinstance(given, str) else given[0], "Only with --pd-disaggregation")
-        return
-    if workers["urls"]:
-        refuse("worker_url", workers["urls"][0], "Not with --pd-disaggregation: use --prefill and --decode")
-    for role in ("prefill", "decode"):
-        if not pairs[role]:
-            yield f"--pd-disaggregation without --{role}: nothing is served until POST /workers adds one"
+                refuse(field, given if isinstance(given, str) else given[0], why)
 
 
 def _check_leg(role: str, text: str) -> str:
@@ -124,8 +140,22 @@ def _check_leg(role: str, text: str) -> str:
     if port.lower() == "none":
         return url
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        refuse(role, text, "The port where decode workers meet it must be from 1 to 65535, or none")
+        refuse(role, text, "The port where other workers meet it must be from 1 to 65535, or none")
     return f"{url} {int(port)}"
+
+
+def check_video_backend(name: str) -> Iterator[str]:
+    """OpenCV is imported before the start is over; the ffmpeg program may still be installed while the gateway runs."""
+    if name == "opencv":
+        try:
+            importlib.import_module("cv2")
+        except ImportError as error:
+            raise ConfigError(
+                "Configuration error: SMG_VIDEO_DECODE_BACKEND opencv: cv2 cannot be imported "
+                f"(pip install opencv-python-headless): {error}"
+            ) from error
+    if name == "ffmpeg" and shutil.which(name) is None:
+        yield "SMG_VIDEO_DECODE_BACKEND is ffmpeg, which is not in PATH: clips are refused until it is"
 
 
 def check_address(field: str, text: str) -> str:

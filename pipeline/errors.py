@@ -239,6 +239,8 @@ def _code_and_words(role: Role | None, started: bool) -> tuple[str, str]:
         if started:
             return "prefill_stream_error", "Prefill stream error"
         return "prefill_worker_failed_to_start", "Prefill worker failed to start"
+    if role == "encode":
+        return "start_generation_failed", "Encode worker failed to start"
     if started:
         return "worker_stream_failed", "The engine failed"
     if role == "decode":

@@ -27,7 +27,7 @@ from engines.health import HealthSettings
 from engines.policies import PolicySettings, PrefixHashSettings
 from engines.registry import Registry, RegistryError, RegistrySettings
 from engines.transport import Transport, TransportSettings, shm_namespace
-from engines.worker import Worker, WorkerSpec
+from engines.worker import Worker, WorkerSpec, WorkerType
 from pipeline.address import MediaHostPolicy
 from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.cache import PixelCache
@@ -78,7 +78,7 @@ class Frontend:
     def __init__(self, link: FrontendLink, config: Config) -> None:
         self._link = link
         self._config = config
-        self._metrics = Metrics("pd" if config.pairs.enabled else "regular")
+        self._metrics = Metrics(_backend(config))
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
@@ -235,7 +235,7 @@ class Frontend:
             drain_settle_s=self._config.server.drain_settle_s,
             drain_grace_s=self._config.server.shutdown_grace_s,
             aliases=dict(pair.split("=", 1) for pair in self._config.model.aliases),
-            roles=("prefill", "decode") if self._config.pairs.enabled else ("regular",),
+            roles=self._config.pairs.roles,
         )
         registry = Registry(settings, self._metrics, prepare=self._introduced, tls=_worker_tls(self._config.tls))
         self._closing.push_async_callback(registry.close)
@@ -414,13 +414,25 @@ def _worker_tls(tls: Tls) -> ssl.SSLContext | None:
     return worker_tls(tls.ca_cert_paths, certificate) if certificate or tls.ca_cert_paths else None
 
 
+def _backend(config: Config) -> str:
+    """SMG's word in the metrics."""
+    return "epd" if config.pairs.with_encoders else "pd" if config.pairs.enabled else "regular"
+
+
 def _worker_specs(config: Config) -> list[WorkerSpec]:
     """The workers of the command line."""
     found = [WorkerSpec(url=url) for url in config.workers.urls]
-    for text in config.pairs.prefill:
-        url, _, port = text.partition(" ")
-        found.append(WorkerSpec(url=url, worker_type="prefill", bootstrap_port=int(port) if port else None))
-    return [*found, *(WorkerSpec(url=url, worker_type="decode") for url in config.pairs.decode)]
+    pairs = config.pairs
+    given: dict[WorkerType, tuple[str, ...]] = {
+        "encode": pairs.encode,
+        "prefill": pairs.prefill,
+        "decode": pairs.decode,
+    }
+    for role, texts in given.items():
+        for text in texts:
+            url, _, port = text.partition(" ")
+            found.append(WorkerSpec(url=url, worker_type=role, bootstrap_port=int(port) if port else None))
+    return found
 
 
 def _dispatch_settings(config: Config) -> DispatchSettings:
@@ -432,7 +444,12 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
         multiplier=workers.retry_backoff_multiplier,
         jitter=workers.retry_jitter,
     )
-    policies = {"prefill": config.pairs.prefill_policy, "decode": config.pairs.decode_policy}
+    pairs = config.pairs
+    policies = {
+        "encode": pairs.encode_policy or "consistent_hashing",
+        "prefill": pairs.prefill_policy,
+        "decode": pairs.decode_policy,
+    }
     widths = config.transport
     dtypes = {"vllm": widths.vllm_dtype, "tokenspeed": widths.tokenspeed_dtype}
     tokenspeed = {
@@ -443,7 +460,8 @@ def _dispatch_settings(config: Config) -> DispatchSettings:
     return DispatchSettings(
         policy=workers.policy,
         policies=_policy_settings(config),
-        in_pairs=config.pairs.enabled,
+        in_pairs=config.pairs.enabled or config.pairs.with_encoders,
+        with_encoders=config.pairs.with_encoders,
         role_policies={role: policy for role, policy in policies.items() if policy},
         retry=retry,
         encoder_dtypes={runtime: dtype for runtime, dtype in dtypes.items() if dtype},

@@ -142,16 +142,19 @@ class MediaWorkshop:
     job_type: Any = Job
     result_type: Any = Result
 
-    def __init__(self, *, memory_bytes: int | None = None) -> None:
-        """`memory_bytes`: what a process may take beyond what it has at its start; None: no bound."""
+    def __init__(self, *, memory_bytes: int | None = None, clip_backend: str = "auto") -> None:
+        """`memory_bytes`: what a process may take beyond what it has at its start; None: no bound.  `clip_backend`: as
+        SMG_VIDEO_DECODE_BACKEND.
+        """
         self._memory_bytes = memory_bytes
+        self._clip_backend = clip_backend
         self._models: dict[int, tuple[Family, msgspec.Struct]] = {}
 
     def preload(self) -> None:
         """In the supervisor, before the first fork: what every process needs is then shared memory of all."""
         models.discover()
         image.preload()
-        video.preload()
+        video.preload(self._clip_backend)
         audio.preload()
 
     def prepare(self) -> None:
@@ -192,7 +195,8 @@ class MediaWorkshop:
             def choose(frames: int, rate: float) -> Sequence[int]:
                 return family.sample(settings, Source(0, 0, frames, job.hints, rate))
 
-            picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench)))
+            decoder = video.OTHERS.get(self._clip_backend)
+            picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench), decoder))
         elif job.modality is Modality.AUDIO:
             clock = None
             picture = audio.decode(source, job.measured.frames, _deadline(bench))

@@ -1,14 +1,17 @@
 """A clip's bytes to what it holds (size, frames, rate) and to the frames a family wants, one at a time.
 
-Decoded by PyAV (ffmpeg's libraries) in this process, on one thread.  Frames are converted to rgb24 as ffmpeg converts
-them by default, turned as the display matrix says, and shrunk for a long-side cap.  Only formats and codecs listed here
-are opened, and nothing a file refers to is.  Which frames there are stands in `video_timeline.py`, which of them are
-decoded in `video_frames.py`.  Every failure is a MediaError; `check` is called between packets and may raise.
+Read and decoded by PyAV (ffmpeg's libraries) in this process, on one thread; another decoder may be chosen, which is
+given the packets (`video_feed.py`).  Frames are converted to rgb24 as ffmpeg converts them by default, turned as the
+display matrix says, and shrunk for a long-side cap.  Only formats and codecs listed here are opened, and nothing a file
+refers to is.  Which frames there are stands in `video_timeline.py`, which of them are decoded in `video_frames.py`.
+Every failure is a MediaError; `check` is called between packets and may raise.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice, repeat
 from typing import Any, NoReturn, cast
 
 import av
@@ -22,14 +25,19 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
 
+from pipeline.media import video_opencv, video_program
 from pipeline.media.cap import capped, capped_size
 from pipeline.media.image import MAX_PIXELS
+from pipeline.media.video_feed import Beginnings, Feed, can_feed
 from pipeline.media.video_frames import Missed, wanted_frames
 from pipeline.media.video_timeline import frame_rate, read_timeline
 from pipeline.models.base import Hints, MediaError
 
 Check = Callable[[], None]
 Choose = Callable[[int, float], Sequence[int]]
+Decode = Callable[[Feed, VideoFrame, Check], Iterator[VideoFrame]]
+# Who else may decode, by the name of SMG_VIDEO_DECODE_BACKEND.
+OTHERS: Mapping[str, Decode] = {"ffmpeg": video_program.decode, "opencv": video_opencv.decode}
 
 # libavformat's names.  Playlists, image sequences and everything else that opens further files are not among them.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,m4v,ivf,obu,mjpeg"
@@ -55,9 +63,11 @@ class Clip(msgspec.Struct, frozen=True):
     rate: float
 
 
-def preload() -> None:
+def preload(backend: str = "pyav") -> None:
     """Before the fork: what the libraries say about clients' bytes goes nowhere."""
     av.logging.set_level(av.logging.PANIC)
+    if backend == "opencv":
+        video_opencv.preload()
 
 
 def inspect(data: memoryview, hints: Hints, check: Check) -> Clip:
@@ -73,52 +83,76 @@ def inspect(data: memoryview, hints: Hints, check: Check) -> Clip:
     return Clip(name, first.height, first.width, *size, len(timeline), rate)
 
 
-def frames(data: memoryview, choose: Choose, hints: Hints, check: Check) -> Iterator[Image.Image]:
+def frames(
+    data: memoryview, choose: Choose, hints: Hints, check: Check, decode: Decode | None = None
+) -> Iterator[Image.Image]:
     """The chosen frames in mode RGB, in the size `inspect` tells.
 
-    `choose(frames, rate)`: indices in ascending order, repetitions allowed.  One picture at a time is in memory.
-    Raises MediaError.
+    `choose(frames, rate)`: indices in ascending order, repetitions allowed.  `decode`: who decodes instead of PyAV;
+    what it does not hand out is decoded here.  One picture at a time is in memory.  Raises MediaError.
     """
     delivered = 0
     try:
-        for picture in _frames(data, choose, hints, check, thrifty=True):
+        first = _frames(data, choose, hints, check) if decode is None else _others(decode, data, choose, hints, check)
+        for picture in first:
             yield picture
             delivered += 1
     except Missed:
-        yield from _frames(data, choose, hints, check, thrifty=False, begin=delivered)
+        yield from islice(_frames(data, choose, hints, check, thrifty=False), delivered, None)
 
 
 def _frames(
-    data: memoryview, choose: Choose, hints: Hints, check: Check, *, thrifty: bool, begin: int = 0
+    data: memoryview, choose: Choose, hints: Hints, check: Check, *, thrifty: bool = True
 ) -> Iterator[Image.Image]:
     with _opened(data, probe=False) as (container, stream):
         timeline = read_timeline(container, stream, check)
         indices = choose(len(timeline), frame_rate(stream, timeline))
         track = stream.index
-    with _opened(data, track) as (container, stream):
+    with _opened(data, track, probe=not thrifty) as (container, stream):
         size: tuple[int, int] | None = None
         last: tuple[VideoFrame, Image.Image] | None = None
-        found = wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty)
-        for frame in found:
+        for frame in wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty):
             if size is not None and (frame.height, frame.width) != size:
                 raise MediaError(
                     f"video decode error: the size changes from {size[1]}x{size[0]} to {frame.width}x{frame.height}"
                 )
             size = frame.height, frame.width
-            if begin:
-                begin -= 1
-                continue
             if last is None or last[0] is not frame:
                 last = frame, _picture(frame, hints)
             yield last[1]
+
+
+def _others(decode: Decode, data: memoryview, choose: Choose, hints: Hints, check: Check) -> Iterator[Image.Image]:
+    """As `_frames`: packets are read here and decoded elsewhere, all but the first, which tells size and rotation."""
+    with _opened(data, probe=False) as (container, stream):
+        decoding, beginnings = _FirstFrame(stream), Beginnings(stream)
+        timeline = read_timeline(container, stream, check, decoding.see, beginnings.see)
+        indices = choose(len(timeline), frame_rate(stream, timeline))
+        first, track = decoding.frame(), stream.index
+        if not can_feed(stream):
+            raise Missed
+    _check_size(first.height, first.width)
+    times = Counter(indices)
+    with _opened(data, track, probe=False) as (container, stream):
+        feed = Feed(container, stream, timeline, indices, beginnings, check)
+        for number, frame in zip(feed.numbers, decode(feed, first, check), strict=True):
+            if number in times:
+                picture = _turned(_pixels(frame), _quarter_turns(first), hints)
+                yield from repeat(picture, times[number])
 
 
 def _picture(frame: VideoFrame, hints: Hints) -> Image.Image:
     if frame.is_corrupt:
         raise MediaError("video decode error: a frame is damaged")
     _check_size(frame.height, frame.width)
-    picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
-    turns = _quarter_turns(frame)
+    return _turned(_pixels(frame), _quarter_turns(frame), hints)
+
+
+def _pixels(frame: VideoFrame) -> Image.Image:
+    return Image.fromarray(frame.to_ndarray(format="rgb24"))
+
+
+def _turned(picture: Image.Image, turns: int, hints: Hints) -> Image.Image:
     if turns:
         picture = picture.transpose(_TURNS[turns])
     return capped(picture, *capped_size(picture.height, picture.width, hints.max_long_side))
@@ -181,8 +215,9 @@ def _opened(
     """The container and its picture track (number `track`), ready to decode.  Whatever the libraries raise is the
     client's error.
 
-    `probe`: let them decode some frames while they open it, from which an H.264 decoder knows how many frames to hold
-    back.  That costs as much as ten frames and changes no packet of an MP4 file, so who reads packets does without.
+    `probe`: let them decode some frames while they open it, which tells an H.264 decoder how many frames to hold back.
+    Without, it may find that out by handing out frames in a wrong order at the beginning (Missed, then).  Probing costs
+    as much as ten frames and changes no packet of an MP4 file.
     """
     options = {} if probe or bytes(data[4:8]) != b"ftyp" else {"skip_frame": "all"}
     try:

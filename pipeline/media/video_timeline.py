@@ -1,7 +1,7 @@
 """Which frames a clip has, told from its packets alone: when each is shown, and which packets show none.
 
 A packet that carries a time shows one frame at that time; what an edit list cuts off is decoded and not shown.  A
-stream without times (raw H.264, some AVI files) shows its frames in the order in which they leave the decoder.  No
+stream without times (raw H.264, AVI with B-frames) shows its frames in the order in which they leave the decoder.  No
 index and no header figure is believed: a live recording has none, and a damaged file has wrong ones.
 """
 
@@ -21,10 +21,14 @@ MOST_PACKETS = 4_000_000  # of a stream: 18 hours at 60 a second; packets withou
 
 
 class Note(NamedTuple):
-    """A packet: when its frame is shown, in the stream's time base; None when it has no time or is not shown."""
+    """A packet: when its frame is shown, in the stream's time base; None when it has no time or is not shown.
+
+    `order`: the same for a packet whose frame is not shown: it has its place among the others all the same.
+    """
 
     time: int | None
     is_key: bool
+    order: int | None = None
 
 
 class Timeline:
@@ -61,18 +65,18 @@ def read_timeline(
     container: InputContainer,
     stream: VideoStream,
     check: Callable[[], None],
-    see: Callable[["Packet[VideoStream]"], None] | None = None,
+    *seers: Callable[["Packet[VideoStream]"], None],
 ) -> Timeline:
-    """Read the whole file once; `see` is given every packet.  Raises MediaError when it shows no frame."""
+    """Read the whole file once; `seers` are shown every packet.  Raises MediaError when it shows no frame."""
     notes: list[Note] = []
-    has_times, last_time, last_duration = True, None, 0
+    has_times, last_time, last_duration = not _tells_only_decoding_order(container, stream), None, 0
     for packet in packets(container, stream, check):
-        if see is not None:
+        for see in seers:
             see(packet)
         if packet.is_discard:
-            notes.append(Note(None, packet.is_keyframe))
+            notes.append(Note(None, packet.is_keyframe, packet.pts))
             continue
-        notes.append(Note(packet.pts, packet.is_keyframe))
+        notes.append(Note(packet.pts, packet.is_keyframe, packet.pts))
         if packet.pts is None:
             has_times = False
         elif last_time is None or packet.pts > last_time:
@@ -84,6 +88,11 @@ def read_timeline(
     if timeline.times:
         timeline.seconds = (timeline.times[-1] - timeline.times[0] + last_duration) * base
     return timeline
+
+
+def _tells_only_decoding_order(container: InputContainer, stream: VideoStream) -> bool:
+    """AVI knows no times of showing: with frames that are decoded early, ffmpeg makes up wrong ones."""
+    return container.format.name == "avi" and stream.codec_context.has_b_frames
 
 
 def frame_rate(stream: VideoStream, timeline: Timeline) -> float:

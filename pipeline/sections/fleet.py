@@ -163,6 +163,19 @@ class Pairs(msgspec.Struct, frozen=True):
         bool,
         setting(PAIRS, "--pd-disaggregation", "Serve every request with a prefill and a decode worker."),
     ] = False
+    with_encoders: Annotated[
+        bool,
+        setting(PAIRS, "--epd-disaggregation", "The same, and encode workers get the media (TokenSpeed)."),
+    ] = False
+    encode: Annotated[
+        tuple[str, ...],
+        setting(
+            PAIRS,
+            "--encode",
+            "An encode worker, and the port where prefill workers meet it (8998 when unset or none); repeatable.",
+            words="URL PORT",
+        ),
+    ] = ()
     prefill: Annotated[
         tuple[str, ...],
         setting(
@@ -173,6 +186,18 @@ class Pairs(msgspec.Struct, frozen=True):
         ),
     ] = ()
     decode: Annotated[tuple[str, ...], setting(PAIRS, "--decode", "A decode worker; repeatable.", words="URL")] = ()
+    encode_policy: (
+        Annotated[
+            Literal["random", "round_robin", "consistent_hashing"],
+            setting(
+                PAIRS,
+                "--encode-policy",
+                "How an item's encode worker is chosen; hashing goes by its content.",
+                computed="consistent_hashing",
+            ),
+        ]
+        | None
+    ) = None
     prefill_policy: (
         Annotated[
             Policy,
@@ -195,3 +220,10 @@ class Pairs(msgspec.Struct, frozen=True):
         ]
         | None
     ) = None
+
+    @property
+    def roles(self) -> tuple[Literal["regular", "encode", "prefill", "decode"], ...]:
+        """The worker types the gateway serves with."""
+        if self.with_encoders:
+            return ("encode", "prefill", "decode")
+        return ("prefill", "decode") if self.enabled else ("regular",)

@@ -90,15 +90,14 @@ class Media(msgspec.Struct, frozen=True):
         ),
     ] = 30.0
     video_backend: Annotated[
-        Literal["auto", "pyav"],
+        Literal["auto", "pyav", "opencv", "ffmpeg"],
         setting(
             MEDIA,
             "",
-            "What decodes clips; auto means pyav, ffmpeg's libraries inside the pool processes.",
+            "What decodes clips: pyav (ffmpeg's libraries, auto means this), the ffmpeg program, opencv (cv2).",
             variable="SMG_VIDEO_DECODE_BACKEND",
             stops=True,
             bad_variable="unsupported SMG_VIDEO_DECODE_BACKEND={value}; expected auto, pyav, opencv, or ffmpeg",
-            later={"opencv": "decoding with OpenCV", "ffmpeg": "decoding with the ffmpeg program"},
         ),
     ] = "auto"
     audio_max_count: (

@@ -1,6 +1,6 @@
 """What a sidecar may hold in memory at most, whatever is put into its queue; as `pipeline.ceiling` for a gateway."""
 
-from pipeline.ceiling import FRONTEND_BYTES, MIB, POOL_PROCESS_BYTES, SUPERVISOR_BYTES, Share
+from pipeline.ceiling import FRONTEND_BYTES, MIB, POOL_PROCESS_BYTES, SUPERVISOR_BYTES, Share, outside_bytes
 from pipeline.sidecar.protocol import MOST_TOKENS
 from pipeline.sidecar.settings import SidecarConfig
 from pool.row import Row
@@ -21,6 +21,9 @@ def shares(config: SidecarConfig) -> tuple[Share, ...]:
         Share("answers", jobs.concurrency * jobs.max_result_bytes, "--concurrency x SMG_VLLM_MM_MAX_RESULT_BYTES"),
         Share("media being fetched", jobs.max_fetched_bytes, "--max-fetched-bytes"),
         Share("decoding", pool.processes * pool.process_memory_bytes, "--pool-processes x --pool-process-memory-bytes"),
+        Share(
+            "clips for another decoder", pool.processes * outside_bytes(pool, config.media), "SMG_VIDEO_DECODE_BACKEND"
+        ),
     )
 
 

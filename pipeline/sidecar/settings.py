@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pipeline.checks import check_address, check_domains, check_model, refuse
+from pipeline.checks import check_address, check_domains, check_model, check_video_backend, refuse
 from pipeline.commandline import HelpFormat, Parser, flag_help, flag_shape
 from pipeline.config import EXIT_CODES, Config, ConfigError, Source
 from pipeline.resolve import chosen, pool_defaults, put_in
@@ -39,6 +39,7 @@ _MEDIA_HERE = frozenset(
         "video_max_input_bytes",
         "video_max_decoded_bytes",
         "video_timeout_s",
+        "video_backend",
         "allowed_domains",
         "fetch_timeout_s",
         "max_fetches",
@@ -130,6 +131,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> SidecarConf
     if values["engine"]["fingerprint_file"] is not None:
         _take_over_file(values["engine"], sources)
     _check(values)
+    warnings.extend(check_video_backend(values["media"]["video_backend"]))
     if values["media"]["allowed_domains"] is None:
         warnings.append("no --mm-allowed-media-domains: media is fetched from any public host a job names")
     return msgspec.convert({**values, "sources": sources, "warnings": warnings}, SidecarConfig)

@@ -12,9 +12,11 @@ import pytest
 from tests.e2e import test_golden as golden
 from tests.e2e.golden import DATA, answer_shape, differences, engine_view, keep_only, media_targets
 from tests.e2e.origin import media_host
-from tests.e2e.running import Answer, clip_part, running
+from tests.e2e.running import Answer, clip_part, image_part, picture, running
 from tests.pipeline.bundles import unpack_bundle
 from tests.pipeline.clips import clip, moving_noise
+from tests.pipeline.ffmpeg import made_ffmpeg, real_ffmpeg
+from tools.load.processes import tree
 
 RECORDS = json.loads((DATA / "golden" / "clips.json").read_text())
 SETUPS = {setup["setup"]: setup for setup in RECORDS["setups"]}
@@ -111,3 +113,33 @@ def test_what_is_no_clip_is_named() -> None:
             answer = gateway.chat([clip_part((DATA / "clips" / "cases" / name).read_bytes())])
             assert answer.error == (400, "multimodal_processing_failed")
             assert answer.message.startswith("media item 0: ") and "video decode error: " in answer.message
+
+
+def test_other_decoders_send_the_same_tensors(tmp_path: Path) -> None:
+    data = clip(moving_noise(24, 96, 128), options={"bf": "2", "g": "9"})
+    path = str(real_ffmpeg(tmp_path / "bin"))
+    seen = []
+    for backend in ("pyav", "ffmpeg", "opencv"):
+        with running("--pool-processes=1", environment={"SMG_VIDEO_DECODE_BACKEND": backend, "PATH": path}) as gateway:
+            assert gateway.chat([clip_part(data)]).status == 200
+            seen += [record["media"][0]["tensors"]["pixel_values"]["sha256"] for record in gateway.seen("generate")]
+            gateway.given_back()
+    assert len(seen) == 3 and len(set(seen)) == 1
+
+
+def test_a_program_that_hangs_is_ended_with_its_job(tmp_path: Path) -> None:
+    """The clip is 400, the program gone and reaped, and the process that started it serves the next."""
+    path = str(made_ffmpeg(tmp_path / "bin", "exec sleep 100"))
+    environment = {"SMG_VIDEO_DECODE_BACKEND": "ffmpeg", "SMG_VIDEO_PROCESS_TIMEOUT_SECS": "1", "PATH": path}
+    with running("--pool-processes=1", environment=environment) as gateway:
+        before = set(tree(gateway.gateway.pid))
+        answer = gateway.chat([clip_part(clip(moving_noise(4)))])
+        assert answer.error == (400, "multimodal_processing_failed")
+        assert "processing took longer than 1 s" in answer.message
+        assert set(tree(gateway.gateway.pid)) == before
+        (tmp_path / "bin" / "ffmpeg").unlink()
+        answer = gateway.chat([clip_part(clip(moving_noise(4)))])
+        assert answer.status == 400 and "ffmpeg executable not found" in answer.message
+        assert gateway.chat([image_part(picture(48, 64))]).status == 200
+        assert gateway.metric("mediagate_pool_restarts_total") == 0
+        gateway.given_back()

@@ -145,7 +145,8 @@ def same_bytes(recorded: dict[str, Any], sent: Any, path: str) -> bool:
         data = base64.b64decode(sent["base64"])
         sent = {"nbytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     is_equal: bool = sent["sha256"].startswith(recorded["sha256"])
-    return sent["nbytes"] == recorded["nbytes"] and (is_equal or ".pixel_values." in path)
+    is_pixels = ".pixel_values." in path or ".encoder_input." in path
+    return sent["nbytes"] == recorded["nbytes"] and (is_equal or is_pixels)
 
 
 VARYING = ("request_id", "transfer_id", "bootstrap_room", "remote_bootstrap_addr", "remote_port")
@@ -228,3 +229,53 @@ def test_a_blind_decode_worker_refuses_choices(gateway: Running) -> None:
     answer = ask(gateway, "vllm_language_model_only", 1, "blind", n=2)
     assert answer.error == (400, "pd_decode_language_model_only_n_samples")
     gateway.given_back()
+
+
+# ---------------------------------------------------------------- encode workers
+
+
+def test_encode_workers_are_sent_what_is_recorded(
+    bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    recorded: dict[str, list[Any]] = {"encode": [], "prefill": [], "decode": []}
+    for one in json.loads((DATA / "v1.11_epd_tokenspeed.json").read_text()):
+        recorded[one["to"]].append(one["request"])
+    folder = tmp_path_factory.mktemp("encoders")
+    fleet = {role: Worker(folder, "tokenspeed", "epd", bundles["qwen3_vl"]) for role in recorded}
+    flags = ["--epd-disaggregation", "--encode", fleet["encode"].url, "9100"]
+    flags += ["--prefill", fleet["prefill"].url, "9000", "--decode", fleet["decode"].url]
+    try:
+        with running(*flags, engines=(), wait=False) as gateway:
+            gateway.gateway.wait_until()
+            until(lambda: all(one["status"] == "ready" for one in gateway.workers()), what="all workers")
+            assert gateway.ready()
+            for number in range(2):
+                answer = ask(gateway, "epd", 1, f"epd.{number}!", n=number + 1)
+                assert answer.status == 200 and answer.text == SAID
+                until(lambda: all(legs_seen(fleet, number).values()), what="every leg")  # noqa: B023
+                sent = legs_seen(fleet, number)
+                for role, message in sent.items():
+                    assert differences(settled(recorded[role][number]), settled(message)) == [], role
+                assert same_rooms(sent)
+            refused = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:1"})
+            assert refused.status == 400 and "encode and prefill and decode workers" in refused.json["error"]
+            gateway.given_back()
+    finally:
+        for worker in fleet.values():
+            worker.stop()
+
+
+def legs_seen(fleet: Mapping[str, Worker], number: int) -> dict[str, Any]:
+    """The messages of one request; encode legs have ids of their own and come in turn."""
+    found = {"encode": [one["message"] for one in fleet["encode"].seen("encode")][number : number + 1]}
+    for role in ("prefill", "decode"):
+        seen = [one["message"] for one in fleet[role].seen()]
+        found[role] = [one for one in seen if one["request_id"].startswith(f"epd.{number}!")]
+    return {role: messages[0] if messages else None for role, messages in found.items()}
+
+
+def same_rooms(sent: Mapping[str, Any]) -> bool:
+    encode, prefill, decode = (sent[role] for role in ("encode", "prefill", "decode"))
+    (embeddings,) = prefill["encode_bootstrap_info"]["items"]
+    is_met: bool = encode["items"][0]["bootstrap_room"] == embeddings["bootstrap_room"]
+    return is_met and prefill["kv_bootstrap_info"] == decode["kv_bootstrap_info"]

@@ -50,17 +50,17 @@ def waits(event, then):
 
 
 class PairBench:
-    def __init__(self, directory, *, retry=QUICK, policies=None, dp_aware=False, **transport):
+    def __init__(self, directory, *, retry=QUICK, policies=None, dp_aware=False, encoders=False, **transport):
         self.figures = Figures()
         self.store = DirectoryStore(directory)
         self.free = []
         health = HealthSettings(interval_s=600.0, timeout_s=2.0)
-        roles = ("prefill", "decode")
+        roles = ("encode", "prefill", "decode") if encoders else ("prefill", "decode")
         settings = RegistrySettings(health=health, drain_settle_s=0.0, roles=roles, dp_aware=dp_aware)
         self.registry = Registry(settings, self.figures)
         transport = {"owner_id": "smg:7", "writable": True, "shm_min_bytes": 1, **transport}
         self.transport = Transport(TransportSettings(**transport), self.store, self.figures)
-        settings = DispatchSettings(retry=retry, in_pairs=True, role_policies=policies or {})
+        settings = DispatchSettings(retry=retry, in_pairs=True, with_encoders=encoders, role_policies=policies or {})
         self.dispatcher = Dispatcher(self.registry, self.transport, settings, self.figures)
 
     async def add(self, served, role, **spec):

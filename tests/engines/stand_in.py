@@ -18,12 +18,14 @@ from smg_grpc_proto.generated import (
     common_pb2,
     mlx_engine_pb2,
     sglang_scheduler_pb2,
+    tokenspeed_encoder_pb2,
     tokenspeed_scheduler_pb2,
     trtllm_service_pb2,
 )
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
+ENCODER = "tokenspeed.grpc.encoder.TokenSpeedEncoder"
 SERVICES = {
     "vllm": (SERVICE, pb),
     "sglang": ("sglang.grpc.scheduler.SglangScheduler", sglang_scheduler_pb2),
@@ -96,6 +98,10 @@ def regular_answer(*ids, reason="stop"):
     return action
 
 
+async def accepts(engine, request, context):
+    return tokenspeed_encoder_pb2.EncodeResponse(accepted=True)
+
+
 def fails(status, details="because"):
     async def action(engine, request, context):
         await context.abort(getattr(grpc.StatusCode, status), details)
@@ -122,7 +128,8 @@ hangs = sends(then="hang")
 
 
 class Engine:
-    """`received`: Generate messages in order.  `tensors`: bytes read from shared memory, by file name."""
+    """`received`: Generate messages in order, `encoded`: Encode messages (TokenSpeed).  `encode` answers those: a
+    coroutine function of (engine, request, context).  `tensors`: bytes read from shared memory, by file name."""
 
     def __init__(self, *, runtime="vllm", model_info=None, server_info=None, segments: Path | None = None):
         service, self.pb = SERVICES[runtime]
@@ -139,6 +146,8 @@ class Engine:
         self.health_script = []  # what the next checks say, before `healthy` counts
         self.fail_method = {}  # method -> status name
         self.received = []
+        self.encoded = []
+        self.encode = accepts
         self.aborted = []
         self.cancelled = []
         self.finished = []
@@ -158,6 +167,13 @@ class Engine:
         self._server = grpc.aio.server(options=options)
         for service in self.services:
             self._server.add_generic_rpc_handlers((self._handlers(service),))
+        if self.runtime == "tokenspeed":
+            encoder = tokenspeed_encoder_pb2
+            method = grpc.unary_unary_rpc_method_handler(
+                self._encode, encoder.EncodeRequest.FromString, encoder.EncodeResponse.SerializeToString
+            )
+            handler = grpc.method_handlers_generic_handler(ENCODER, {"Encode": method})
+            self._server.add_generic_rpc_handlers((handler,))
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
         return self
@@ -226,6 +242,12 @@ class Engine:
     async def _tokenizer(self, request, context):
         for data, digest in self.bundle:
             yield common_pb2.GetTokenizerChunk(data=data, sha256=digest)
+
+    async def _encode(self, request, context):
+        self.encoded.append(request)
+        if self.segments is not None:
+            self._read_segments(request)
+        return await self.encode(self, request, context)
 
     async def _generate(self, request, context):
         self.received.append(request)

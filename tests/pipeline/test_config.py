@@ -4,6 +4,7 @@ The tables below are not derived from the declarations they check; what SMG 1.13
 """
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -131,7 +132,9 @@ SWITCHES = [
     ("--disable-health-check", "workers.health_enabled", True, False),
     ("--disable-circuit-breaker", "workers.breaker_enabled", True, False),
     ("--pd-disaggregation", "pairs.enabled", False, True),
+    ("--epd-disaggregation", "pairs.with_encoders", False, True),
     ("--log-json", "log.json", False, True),
+    ("--no-page", "server.page", True, False),
 ]
 FILES = {  # what they name must exist: tried below and in test_tls.py
     "--chat-template": "model.chat_template",
@@ -183,8 +186,10 @@ LEGACY = [
 ]
 
 
-# Only with --pd-disaggregation: test_pairs_of_workers.
+# Only with --pd-disaggregation or --epd-disaggregation: test_pairs_of_workers, test_encode_workers.
 PAIRS = {
+    "--encode": "pairs.encode",
+    "--encode-policy": "pairs.encode_policy",
     "--prefill": "pairs.prefill",
     "--decode": "pairs.decode",
     "--prefill-policy": "pairs.prefill_policy",
@@ -418,13 +423,22 @@ def test_pairs_of_workers() -> None:
     ("line", "words"),
     [
         ("--prefill a:1", "'prefill': grpc://a:1 - Only with --pd-disaggregation"),
+        ("--encode a:1", "'encode': grpc://a:1 - Only with --epd-disaggregation"),
+        ("--pd-disaggregation --encode a:1", "'encode': grpc://a:1 - Only with --epd-disaggregation"),
+        ("--pd-disaggregation --epd-disaggregation", "'epd_disaggregation': on - Not with --pd-disaggregation"),
+        ("--epd-disaggregation --worker-urls a:1", "'worker_url': grpc://a:1 - Not with --epd-disaggregation"),
+        ("--epd-disaggregation --encode a:1 --prefill a:1", "'prefill': grpc://a:1 - Is a worker of the role encode"),
+        ("--epd-disaggregation --encode ipc:///tmp/x", "'encode': ipc:///tmp/x - gRPC workers only"),
         ("--decode-policy random", "'decode_policy': random - Only with --pd-disaggregation"),
         ("--pd-disaggregation --worker-urls a:1", "'worker_url': grpc://a:1 - Not with --pd-disaggregation"),
         ("--pd-disaggregation --prefill a:1 0", "from 1 to 65535, or none"),
         ("--pd-disaggregation --prefill a:1 65536", "from 1 to 65535, or none"),
         ("--pd-disaggregation --prefill a:1 x", "from 1 to 65535, or none"),
         ("--pd-disaggregation --prefill a:1 9000 b:1", "'prefill': a:1 9000 b:1 - Names one worker each time"),
-        ("--pd-disaggregation --prefill a:1 --decode a:1", "'decode': grpc://a:1 - Is a prefill worker already"),
+        (
+            "--pd-disaggregation --prefill a:1 --decode a:1",
+            "'decode': grpc://a:1 - Is a worker of the role prefill already",
+        ),
         ("--pd-disaggregation --prefill ipc:///tmp/x", "'prefill': ipc:///tmp/x - gRPC workers only"),
         ("--pd-disaggregation --decode http://a:1", "'decode': http://a:1 - gRPC workers only"),
         ("--pd-disaggregation --decode-policy bucket", "--decode-policy bucket: this version"),
@@ -434,6 +448,15 @@ def test_pairs_that_cannot_be(line: str, words: str) -> None:
     error = failure(*line.split())
     assert error.exit_code == 1
     assert words in error.message
+
+
+def test_encode_workers() -> None:
+    line = "--epd-disaggregation --encode a:1 9100 --encode b:1 --prefill c:1 9000 --decode d:1 --encode-policy random"
+    pairs = settings(*line.split()).pairs
+    assert pairs.roles == ("encode", "prefill", "decode")
+    assert (pairs.encode, pairs.encode_policy) == (("grpc://a:1 9100", "grpc://b:1"), "random")
+    assert settings("--pd-disaggregation").pairs.roles == ("prefill", "decode")
+    assert settings().pairs.roles == ("regular",)
 
 
 def test_a_decode_worker_has_no_port() -> None:
@@ -501,11 +524,11 @@ def test_known_flags_are_never_unrecognized(flag: str) -> None:
 
 
 def test_every_refused_flag_is_named_at_once() -> None:
-    error = failure("--enable-mesh", "--jwt-issuer", "x", "--encode", "grpc://a:1", "9000", "--enable-mesh")
+    error = failure("--enable-mesh", "--jwt-issuer", "x", "--service-discovery", "some", "words", "--enable-mesh")
     assert [line.split(": ")[1] for line in error.message.splitlines()] == [
         "--enable-mesh",
         "--jwt-issuer",
-        "--encode",
+        "--service-discovery",
     ]
 
 
@@ -557,11 +580,19 @@ def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
     error = failure(SMG_VIDEO_DECODE_BACKEND="bogus")
     assert error.exit_code == 1
     assert error.message.startswith("unsupported SMG_VIDEO_DECODE_BACKEND=bogus; expected auto,")
-    for good in ("auto", "pyav"):
+    for good in ("auto", "pyav", "OpenCV"):
         assert settings(SMG_VIDEO_DECODE_BACKEND=good).warnings == ()
-    error = failure(SMG_VIDEO_DECODE_BACKEND="OpenCV")
-    assert error.message.endswith(
-        "SMG_VIDEO_DECODE_BACKEND opencv: this version does not yet have decoding with OpenCV"
+
+
+def test_a_video_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenCV stops the start; the ffmpeg program may come later."""
+    monkeypatch.setitem(sys.modules, "cv2", None)  # as if it were not there
+    assert failure(SMG_VIDEO_DECODE_BACKEND="opencv").message.startswith(
+        "Configuration error: SMG_VIDEO_DECODE_BACKEND opencv: cv2 cannot be imported (pip install opencv-python-"
+    )
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert settings(SMG_VIDEO_DECODE_BACKEND="ffmpeg").warnings == (
+        "SMG_VIDEO_DECODE_BACKEND is ffmpeg, which is not in PATH: clips are refused until it is",
     )
 
 

@@ -91,6 +91,9 @@ CODECS: dict[str, dict[str, Any]] = {
     "h264 10 bit": {"options": {"g": "9"}, "pixels": "yuv420p10le"},
     "h264 fragmented": {"container_options": {"movflags": "frag_keyframe+empty_moov"}, "options": {"g": "6"}},
     "h264 transport stream": {"container": "mpegts", "options": {"g": "7", "bf": "2"}},
+    "h264 in avi": {"container": "avi", "options": {"bf": "2"}},
+    "mpeg4 in avi": {"codec": "mpeg4", "container": "avi", "options": {"g": "6", "bf": "2"}},
+    "h264 without times": {"container": "h264", "options": {"bf": "2"}},
     "hevc": {"codec": "libx265", "options": {"x265-params": "keyint=8:bframes=3:log-level=none"}},
     "hevc open groups": {
         "codec": "libx265",
