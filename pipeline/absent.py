@@ -15,7 +15,6 @@ LATER_FLAGS: Mapping[str, str] = {
     "an admission window of prefill and decode workers": "--prefill-max-inflight-requests-per-worker "
     "--prefill-queue-size --prefill-queue-timeout-secs --pd-admission-wait-secs --pd-pairing-mode",
     "discovery from a file": "--discovery-provider --discovery-file --discovery-check-interval-secs",
-    "background responses": "--max-background-responses",
     "tracing": "--enable-trace --otlp-traces-endpoint",
     "routing keys": "--routing-key-override --sticky-sessions --routing-key-headers",
 }

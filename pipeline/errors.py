@@ -72,6 +72,7 @@ STATUS_OF_CODE = {
     "request_body_too_large": 413,
     # the gateway's state
     "admission_queue_full": 429,
+    "background_responses_limit_reached": 429,
     "admission_queue_timeout": 503,
     "no_available_workers": 503,
     "no_models_available": 503,

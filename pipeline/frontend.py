@@ -154,7 +154,14 @@ class Frontend:
         )
         self._doorkeeper = Doorkeeper(config, metrics, slots)
         stations = Stations(
-            config, bodies, self._catalog, preparation, dispatcher, metrics, self._doorkeeper.reply_headers
+            config,
+            bodies,
+            self._catalog,
+            preparation,
+            dispatcher,
+            metrics,
+            self._doorkeeper.reply_headers,
+            self._doorkeeper.go_on,
         )
         admin = AdminRoutes(config, self._registry, self._catalog, self._unready, lambda: link.has_supervisor)
         counter = TokenCounter(self._registry, receiver, encoder)

@@ -13,6 +13,7 @@ from pipeline.protocols.generation import GenerationRoute, Stations
 from pipeline.protocols.messages_route import CountTokensRoute, MessagesApi
 from pipeline.protocols.parse import ParseRoutes
 from pipeline.protocols.refusals import anthropic_error
+from pipeline.protocols.responses_background import RunningResponses
 from pipeline.protocols.responses_route import KeptResponses, ResponsesApi
 from pipeline.protocols.responses_store import ResponseStore
 from pipeline.protocols.tokens import TokenRoutes
@@ -62,7 +63,8 @@ def _responses_routes(stations: Stations) -> list[Route]:
     store = ResponseStore(
         most=most, most_bytes=keeping.most_bytes, most_items=keeping.most_items, retention_s=keeping.retention_s
     )
-    api, kept, about = GenerationRoute(stations, ResponsesApi(store)), KeptResponses(store), described.responses
+    running, about = RunningResponses(keeping.most_background), described.responses
+    api, kept = GenerationRoute(stations, ResponsesApi(store, running)), KeptResponses(store, running)
     return [
         Route("POST", "/v1/responses", api.handle, prefix="resp-", admitted=True, about=about.RESPONSES),
         Route("GET", "/v1/responses/{id}", kept.get, about=about.GET_RESPONSE),

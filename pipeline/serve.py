@@ -7,7 +7,7 @@ here; a route says what its error bodies look like.
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from aiohttp import web
@@ -136,13 +136,31 @@ class Doorkeeper:
                 return response
             finally:
                 self._serving.discard(task)
-                ticket.custody.close()
                 self._metrics.http_finished(request.method, route.path, status, code, ticket.elapsed_s)
-                if route.admitted:
-                    self._note_stages(ticket)
-                    access_line(ticket, status, code)
+                if not ticket.goes_on:
+                    ticket.custody.close()
+                    if route.admitted:
+                        self._note_stages(ticket)
+                        access_line(ticket, status, code)
 
         return answer
+
+    def go_on(self, ticket: Ticket, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task for work that outlives its request's answer; what the ticket holds is given back when it ends, also
+        when it is cancelled before it began.
+        """
+        ticket.goes_on = True
+        task = asyncio.create_task(work)
+        self._serving.add(task)
+
+        def is_over(task: asyncio.Task[None]) -> None:
+            self._serving.discard(task)
+            ticket.custody.close()
+            self._note_stages(ticket)
+            access_line(ticket, 200, ticket.code)
+
+        task.add_done_callback(is_over)
+        return task
 
     def foreign_errors(self) -> Any:
         """Unknown paths and wrong methods in our own words."""

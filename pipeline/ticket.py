@@ -95,6 +95,7 @@ class Ticket:
         self.message = ""  # of the error answered with, as the client reads it
         self.id_header: str | None = None  # in which an API tells the id beside `x-request-id`
         self.is_answering = False  # the status line is out
+        self.goes_on = False  # after its answer: custody ends with the work
         self.explains = False  # the client wants to be told what was done with its media
         self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
 

@@ -5,10 +5,12 @@ becomes before and after the first output, and the counting are the same for all
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import msgspec
 from aiohttp import web
@@ -27,6 +29,8 @@ from pipeline.protocols.http import EventStream, comment_frame, read_body
 from pipeline.protocols.parts import as_json, check_content_type
 from pipeline.reply import Tally
 from pipeline.ticket import STAGES, Ticket
+
+_log = logging.getLogger("mediagate.generation")
 
 ROUTING_KEY_HEADER = "X-SMG-Routing-Key"  # a session's key, for policies that keep sessions together
 
@@ -48,6 +52,21 @@ class Answer(Protocol):
     def stream(self, events: AsyncIterator[Event], first_out: Callable[[], None]) -> AsyncIterator[bytes]: ...
     def closing(self) -> Sequence[bytes]: ...
     def failing(self, error: GatewayError) -> Sequence[bytes]: ...
+
+
+class Detached(ABC):
+    """What an Answer is as well that goes on after its request was answered."""
+
+    @abstractmethod
+    def queued(self) -> bytes:
+        """The answer to the request.  GatewayError when there are too many such."""
+
+    @abstractmethod
+    def runs_in(self, task: asyncio.Task[None]) -> None:
+        """Cancelling the task ends it."""
+
+    @abstractmethod
+    def failed(self, error: GatewayError) -> None: ...
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -110,7 +129,9 @@ def too_long(limit_s: float) -> GatewayError:
 
 
 class Stations(msgspec.Struct, frozen=True):
-    """What the routes of all APIs share.  `reply_headers(ticket)`: what every answer carries."""
+    """What the routes of all APIs share.  `reply_headers(ticket)`: what every answer carries.  `go_on(ticket, work)`: a
+    task for work that outlives its request's answer, with what the ticket holds.
+    """
 
     config: Config
     bodies: Bodies
@@ -119,6 +140,7 @@ class Stations(msgspec.Struct, frozen=True):
     dispatcher: Dispatcher
     metrics: Metrics
     reply_headers: Callable[[Ticket], Mapping[str, str]]
+    go_on: Callable[[Ticket, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class FirstTimed:
@@ -170,9 +192,21 @@ class GenerationRoute:
         prepared: Prepared,
         deadline: float,
     ) -> web.StreamResponse:
-        model, endpoint = ticket.model, self._api.endpoint
-        self._metrics.request_routed(model, endpoint, prepared.request.stream)
+        self._metrics.request_routed(ticket.model, self._api.endpoint, prepared.request.stream)
         answer = begin_answer(prepared.request)
+        if isinstance(answer, Detached):
+            return self._let_go(ticket, answer, prepared, deadline)
+        generation = self._generation(ticket, prepared)
+        try:
+            if prepared.request.stream:
+                return await self._stream(request, ticket, answer, generation, deadline, prepared.told)
+            return await self._whole(ticket, answer, generation)
+        except EngineError as error:
+            raise self._failure(ticket, error) from None
+        finally:
+            await self._over(ticket, answer, generation)
+
+    def _generation(self, ticket: Ticket, prepared: Prepared) -> Generation:
         ticket.dispatched()
 
         def media_free(consumed: bool) -> None:
@@ -186,20 +220,44 @@ class GenerationRoute:
             on_media_read=ticket.media_read,
             on_media_free=media_free,
         )
+        return generation
+
+    def _failure(self, ticket: Ticket, error: EngineError) -> GatewayError:
+        failure = engine_failure(error)
+        self._metrics.router_error(ticket.model, self._api.endpoint, failure.code)
+        return failure
+
+    async def _over(self, ticket: Ticket, answer: Answer, generation: Generation) -> None:
+        await generation.aclose()
+        usage = answer.tally.usage
+        ticket.completion_tokens = usage.completion_tokens
+        ticket.prompt_tokens = usage.prompt_tokens or ticket.prompt_tokens
+        self._metrics.tokens(ticket.model, self._api.endpoint, usage.prompt_tokens, usage.completion_tokens)
+
+    def _let_go(self, ticket: Ticket, answer: Any, prepared: Prepared, deadline: float) -> web.StreamResponse:
+        """Answers at once; the rest goes on in a task that holds what the request held."""
+        body = answer.queued()
+        answer.runs_in(self._stations.go_on(ticket, self._rest(ticket, answer, prepared, deadline)))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _rest(self, ticket: Ticket, answer: Any, prepared: Prepared, deadline: float) -> None:
+        generation = self._generation(ticket, prepared)
+        failure: GatewayError | None = None
         try:
-            if prepared.request.stream:
-                return await self._stream(request, ticket, answer, generation, deadline, prepared.told)
-            return await self._whole(ticket, answer, generation)
+            async with InTime(deadline, self._config.server.request_timeout_s):
+                await self._whole(ticket, answer, generation)
         except EngineError as error:
-            failure = engine_failure(error)
-            self._metrics.router_error(model, endpoint, failure.code)
-            raise failure from None
+            failure = self._failure(ticket, error)
+        except GatewayError as error:
+            failure = error
+        except Exception:
+            _log.exception("background request failed id=%s", ticket.request_id)
+            failure = GatewayError("internal_error", "the gateway failed on this request")
         finally:
-            await generation.aclose()
-            usage = answer.tally.usage
-            ticket.completion_tokens = usage.completion_tokens
-            ticket.prompt_tokens = usage.prompt_tokens or ticket.prompt_tokens
-            self._metrics.tokens(model, endpoint, usage.prompt_tokens, usage.completion_tokens)
+            await self._over(ticket, answer, generation)
+        if failure is not None:
+            ticket.code, ticket.message = failure.code, failure.message
+            answer.failed(failure)
 
     async def _prepare(
         self, request: web.Request, ticket: Ticket

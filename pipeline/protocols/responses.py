@@ -120,7 +120,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
 _NO_THINKING = ("none", "minimal")
-_NOT_HERE = ("background", "prompt", "top_logprobs")
+_NOT_HERE = ("prompt", "top_logprobs")
 
 
 def read(body: bytes | bytearray) -> ResponsesRequest:
@@ -133,6 +133,10 @@ def read(body: bytes | bytearray) -> ResponsesRequest:
             raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
     if "message.output_text.logprobs" in (request.include or ()):
         raise GatewayError("unsupported_parameter", "'include': log-probabilities are not available", param="include")
+    if request.background and request.stream:
+        raise GatewayError(
+            "unsupported_parameter", "'background': a stream ends with its request here", param="background"
+        )
     if request.previous_response_id is not None and request.conversation is not None:
         raise GatewayError(
             "mutually_exclusive_parameters",

@@ -43,6 +43,7 @@ class Asking(msgspec.Struct, frozen=True):
     user: str | None
     metadata: dict[str, Any]
     input: bytes | None
+    background: bool = False
 
 
 class ResponseAnswer(Speech):
@@ -54,7 +55,7 @@ class ResponseAnswer(Speech):
         super().__init__(model, request, reading)
         self._asking = asking
         self._store = store
-        self._id = new_id("resp_")
+        self.id = new_id("resp_")
         self._created = int(time.time())
         self._items = Items()
         self._number = 0
@@ -78,7 +79,7 @@ class ResponseAnswer(Speech):
             if not begun:
                 begun = True
                 first_out()
-                head = {"id": self._id, "object": "response", "status": "in_progress"}
+                head = {"id": self.id, "object": "response", "status": "in_progress"}
                 whole_head = {
                     "created_at": self._created,
                     "background": False,
@@ -97,13 +98,13 @@ class ResponseAnswer(Speech):
 
     def closing(self) -> Sequence[bytes]:
         self._keep()
-        whole = self._response()
+        whole = self.response()
         return (self._frame(f"response.{whole['status']}", response={name: whole[name] for name in self._told}),)
 
     def failing(self, error: GatewayError) -> Sequence[bytes]:
         frames = [self._frame(kind, **members) for kind, members in self._items.close("in_progress")]
         told = {"code": error.code, "message": f"Stream error: {error.message}"}
-        response = {**self._response(), "status": "failed", "error": told, "incomplete_details": None}
+        response = self.response("failed", told)
         names = (*self._told, "error")
         return (*frames, self._frame("response.failed", response={name: response[name] for name in names}))
 
@@ -129,27 +130,29 @@ class ResponseAnswer(Speech):
 
     def _keep(self) -> bytes:
         """The response as JSON; kept unless the client did not want that."""
-        body = as_json(self._response())
+        body = as_json(self.response())
         if self._asking.input is not None:
             output = as_json(self._items.output)
-            self._store.put(self._id, Kept(body, self._asking.input, output, self._asking.previous_response_id))
+            self._store.put(self.id, Kept(body, self._asking.input, output, self._asking.previous_response_id))
             if self._asking.conversation is not None:
                 said = [bytes(item) for items in (self._asking.input, output) for item in _OBJECTS.decode(items)]
                 self._store.extend(self._asking.conversation, said)
         return body
 
-    def _response(self) -> dict[str, Any]:
-        asking, reason = self._asking, self._reason
+    def response(self, status: str | None = None, error: dict[str, str] | None = None) -> dict[str, Any]:
+        """The response object; `status` unless it is by itself complete or incomplete."""
+        asking, reason = self._asking, self._reason if status is None else None
         conversation = {} if asking.conversation is None else {"conversation": {"id": asking.conversation}}
+        is_over = status not in ("queued", "in_progress")
         return {
             **conversation,
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": int(time.time()),
-            "background": False,
-            "status": "completed" if reason is None else "incomplete",
-            "error": None,
+            "completed_at": int(time.time()) if is_over else None,
+            "background": asking.background,
+            "status": status or ("completed" if reason is None else "incomplete"),
+            "error": error,
             "incomplete_details": None if reason is None else {"reason": reason},
             "instructions": asking.instructions,
             "max_output_tokens": asking.max_output_tokens,
@@ -170,7 +173,7 @@ class ResponseAnswer(Speech):
             "top_logprobs": 0,
             "top_p": asking.top_p,
             "truncation": "disabled",
-            "usage": usage_json(self.usage),
+            "usage": usage_json(self.usage) if status is None or status == "failed" else None,
             "user": asking.user,
             "safety_identifier": None,
             "frequency_penalty": 0.0,

@@ -16,11 +16,18 @@ from pipeline.protocols.http import COMMENT_PING, MOST_PARSED_BYTES, json_reply,
 from pipeline.protocols.paging import page
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.responses import Item, ResponsesRequest
+from pipeline.protocols.responses_background import BackgroundResponse, RunningResponses
 from pipeline.protocols.responses_reply import Asking, ResponseAnswer
 from pipeline.protocols.responses_store import Kept, ResponseStore
 from pipeline.ticket import Ticket
 
 _ITEMS = msgspec.json.Decoder(list[Item])
+
+
+class _Status(msgspec.Struct, frozen=True):
+    status: str
+
+
 _OBJECTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -28,8 +35,9 @@ class ResponsesApi:
     endpoint = "responses"
     keepalive = COMMENT_PING
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, running: RunningResponses) -> None:
         self._store = store
+        self._running = running
 
     def read(self, body: bytearray, serving: ServingModel) -> Asked:
         asked = responses.read(body)
@@ -39,6 +47,9 @@ class ResponsesApi:
         plan = responses.plan_of(asked, history, model.sampling_defaults)
         kept = self._input(asked)
         asking = asking_of(asked, model.model, plan.sampling.temperature, kept)
+        if asked.background and self._running.most > 0:
+            self._check_background(kept)
+            asking = msgspec.structs.replace(asking, background=True)
         answer = self._answers(model, Reading(use=asked.tool_use), asking)
         return Asked(model, plan, answer, len(kept or b""), sum(map(len, pieces)))
 
@@ -46,9 +57,18 @@ class ResponsesApi:
         """A function of its own, so that nothing of the body is held by the answer."""
 
         def answer(request: EngineRequest) -> ResponseAnswer:
+            if asking.background:
+                return BackgroundResponse(model, request, reading, asking, self._store, self._running)
             return ResponseAnswer(model, request, reading, asking, self._store)
 
         return answer
+
+    def _check_background(self, kept: bytes | None) -> None:
+        if kept is None:  # nobody could ask for it
+            raise GatewayError(
+                "invalid_value", "background: the response would not be kept, or is too large to be", param="background"
+            )
+        self._running.check()
 
     def _history(self, asked: ResponsesRequest) -> list[bytes]:
         """What was said before, oldest first, as arrays of items; pictures will be views of what the store keeps.
@@ -118,28 +138,42 @@ def asking_of(asked: ResponsesRequest, model: str, temperature: float | None, ke
 
 
 class KeptResponses:
-    """`GET`, `DELETE /v1/responses/{id}`, its input items, and cancelling, for which every kept response is too
-    late.
+    """`GET`, `DELETE /v1/responses/{id}`, its input items, and cancelling, of those that still run and of those that
+    are kept.
     """
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, running: RunningResponses) -> None:
         self._store = store
+        self._running = running
 
     async def get(self, request: web.Request, ticket: Ticket) -> web.Response:
-        return json_reply(self._kept(request).response)
+        running = self._running.get(request.match_info["id"])
+        return json_reply(self._kept(request).response if running is None else running.now())
 
     async def delete(self, request: web.Request, ticket: Ticket) -> web.Response:
         response_id = request.match_info["id"]
-        self._kept(request)
-        self._store.remove(response_id)
+        running = self._running.get(response_id)
+        if running is not None:
+            running.forget()
+        else:
+            self._kept(request)
+            self._store.remove(response_id)
         return json_reply({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: web.Request, ticket: Ticket) -> web.Response:
-        self._kept(request)
+        """One that is cancelled already is told again; for one that is complete it is too late."""
+        running = self._running.get(request.match_info["id"])
+        if running is not None:
+            return json_reply(running.cancel())
+        kept = self._kept(request)
+        if msgspec.json.decode(kept.response, type=_Status).status == "cancelled":
+            return json_reply(kept.response)
         raise GatewayError("response_already_completed", "Cannot cancel a response that is complete")
 
     async def input_items(self, request: web.Request, ticket: Ticket) -> web.Response:
-        return json_reply(page(_OBJECTS.decode(self._kept(request).input), request.query))
+        running = self._running.get(request.match_info["id"])
+        items = self._kept(request).input if running is None else running.input
+        return json_reply(page(_OBJECTS.decode(items), request.query))
 
     def _kept(self, request: web.Request) -> Kept:
         response_id = request.match_info["id"]

@@ -168,6 +168,15 @@ class Responses(msgspec.Struct, frozen=True):
     most: Annotated[
         int, setting(RESPONSES, "--history-memory-max-responses", "Responses kept; the least recently used go.", ge=0)
     ] = 10_000
+    most_background: Annotated[
+        int,
+        setting(
+            RESPONSES,
+            "--max-background-responses",
+            "Responses with `background` at once, above it 429; with 0 they are answered when complete.",
+            ge=0,
+        ),
+    ] = 1024
     most_items: Annotated[
         int,
         setting(

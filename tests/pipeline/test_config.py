@@ -58,6 +58,7 @@ FLAGS = [
     ("--queue-timeout-secs", "admission.queue_timeout_s", 60.0, "2", 2.0),
     ("--max-concurrent-requests", "admission.max_concurrent_requests", max(4096, 1024 * usable_cores()), "0", 0),
     ("--max-inflight-body-bytes", "admission.max_inflight_body_bytes", 2 * 536870912, "600000000", 600000000),
+    ("--max-background-responses", "responses.most_background", 1024, "0", 0),
     ("--history-memory-max-items", "responses.most_items", 100000, "5", 5),
     ("--model-alias", "model.aliases", (), "nick=some/model", ("nick=some/model",)),
     ("--mm-processing", "media.processing", "auto", "worker", "worker"),
@@ -124,6 +125,7 @@ FLAGS = [
 ]  # fmt: skip
 SWITCHES = [
     ("--server-timing", "server.server_timing", False, True),
+    ("--no-page", "server.page", True, False),
     ("--mm-allow-private-media-hosts", "media.allow_private_hosts", None, True),
     ("--no-mm-allow-private-media-hosts", "media.allow_private_hosts", None, False),
     ("--log-mm-timing", "media.log_timing", False, True),

@@ -65,7 +65,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"max_output_tokens": 0}, "integer_below_min_value", "max_output_tokens"),
         ({"temperature": 2.1}, "decimal_above_max_value", "temperature"),
         ({"top_p": 0}, "decimal_below_min_value", "top_p"),
-        ({"background": True}, "unsupported_parameter", "background"),
+        ({"background": True, "stream": True}, "unsupported_parameter", "background"),
         ({"conversation": "c", "previous_response_id": "r"}, "mutually_exclusive_parameters", "conversation"),
         ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
         ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),

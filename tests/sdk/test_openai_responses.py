@@ -1,12 +1,13 @@
 """OpenAI's SDK on the Responses API: items, pictures, functions, schemas, and conversations that the gateway keeps."""
 
+import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
 
-from tests.e2e.running import MODEL, Running, data_url
+from tests.e2e.running import MODEL, Running, data_url, until
 from tests.sdk.questions import ARGUMENTS, CALL, FORECAST, ROME, SCREEN, SEEN, Weather, say
 from tests.sdk.sides import events, of, opened
 
@@ -16,6 +17,10 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     "strict": False,
 }
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 def screenshot() -> list[dict[str, Any]]:
@@ -159,6 +164,61 @@ async def test_a_conversation_s_items_come_and_go(chatgpt: Any) -> None:
     with pytest.raises(openai.NotFoundError) as gone:
         await of(chatgpt.responses.create(model=MODEL, input="hi", conversation=conversation.id))
     assert gone.value.code == "conversation_not_found"
+
+
+SLOW = "[[fault slow=700]] words"
+
+
+def idle(gateway: Running) -> None:
+    """What the requests held was given back."""
+    until(lambda: not any(map(gateway.metric, ("smg_admission_inflight ", "mediagate_inflight_bytes "))), what="idle")
+
+
+async def over(chatgpt: Any, response_id: str) -> Any:
+    """The response once it no longer runs."""
+    for _ in range(200):
+        found = await of(chatgpt.responses.retrieve(response_id))
+        if found.status not in ("queued", "in_progress"):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"still {found.status}")
+
+
+async def test_a_response_in_the_background(chatgpt: Any, gateway: Running) -> None:
+    begun = await of(chatgpt.responses.create(model=MODEL, input=[*screenshot(), user(SLOW)], background=True))
+    assert begun.status == "queued" and begun.background and begun.output == [] and begun.usage is None
+    assert (await of(chatgpt.responses.retrieve(begun.id))).status == "in_progress"
+    assert len((await of(chatgpt.responses.input_items.list(begun.id))).data) == 2
+    found = await over(chatgpt, begun.id)
+    assert found.status == "completed" and SEEN in found.output_text and found.usage.output_tokens > 0
+    idle(gateway)
+    again = await of(chatgpt.responses.create(model=MODEL, input="Go on.", previous_response_id=begun.id))
+    assert SEEN in again.output_text
+
+
+async def test_one_in_the_background_is_cancelled_or_forgotten(chatgpt: Any, gateway: Running) -> None:
+    asked = {"model": MODEL, "input": "[[fault slow=20000]] words", "background": True}
+    begun = await of(chatgpt.responses.create(**asked))
+    cancelled = await of(chatgpt.responses.cancel(begun.id))
+    assert cancelled.status == "cancelled" and cancelled.output == []
+    assert await of(chatgpt.responses.cancel(begun.id)) == cancelled == await of(chatgpt.responses.retrieve(begun.id))
+    begun = await of(chatgpt.responses.create(**asked))
+    await of(chatgpt.responses.delete(begun.id))
+    with pytest.raises(openai.NotFoundError):
+        await of(chatgpt.responses.retrieve(begun.id))
+    idle(gateway)
+
+
+async def test_one_in_the_background_that_fails(chatgpt: Any) -> None:
+    begun = await of(chatgpt.responses.create(model=MODEL, input="[[fault refuse=INTERNAL]]", background=True))
+    found = await over(chatgpt, begun.id)
+    assert found.status == "failed" and found.error.code == "start_generation_failed"
+    with pytest.raises(openai.BadRequestError) as nowhere:
+        await of(chatgpt.responses.create(model=MODEL, input="hi", background=True, store=False))
+    assert nowhere.value.code == "invalid_value"
+    with pytest.raises(openai.BadRequestError) as malformed:
+        await of(chatgpt.responses.create(model=MODEL, input="<|image_pad|>", background=True))
+    assert malformed.value.code == "multimodal_prompt_contract_mismatch"
 
 
 async def test_the_limit_makes_it_incomplete(chatgpt: Any) -> None:

@@ -96,10 +96,10 @@ class Response(Told, frozen=True):
     id: str
     object: Literal["response"]
     created_at: int
-    completed_at: int
+    completed_at: int | None
     background: bool
-    status: Literal["completed", "incomplete"]
-    error: None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: Failure | None
     incomplete_details: Incomplete | None
     instructions: str | None
     max_output_tokens: int | None
@@ -120,7 +120,7 @@ class Response(Told, frozen=True):
     top_logprobs: int
     top_p: float
     truncation: str
-    usage: ResponseUsage
+    usage: ResponseUsage | None
     user: str | None
     safety_identifier: None
     frequency_penalty: float
@@ -174,6 +174,7 @@ RESPONSES = Operation(
         "convert_request_failed",
         "previous_response_not_found",
         "conversation_not_found",
+        "background_responses_limit_reached",
         "mutually_exclusive_parameters",
         *TOOL_REFUSALS,
         *PROMPT_REFUSALS,
@@ -187,8 +188,8 @@ DELETE_RESPONSE = Operation(tag="Generation", summary="Forgets a response", give
 CANCEL_RESPONSE = Operation(
     tag="Generation",
     summary="Cancels a response",
-    text="Every kept response is complete, so there is nothing to cancel.",
-    gives=None,
+    text="One with `background` that is not over; of one that was cancelled the same is told again.",
+    gives=Response,
     refuses=("not_found", "response_already_completed"),
 )
 INPUT_ITEMS = Operation(
