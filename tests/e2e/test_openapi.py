@@ -2,16 +2,18 @@
 members; and schemathesis makes requests from the document (`tools/fuzz_openapi.py`).
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
 from pipeline.protocols.described import chat, completions, messages, models, responses, tokens, workers
 from pipeline.protocols.described.errors import Error, MessagesError
 from pipeline.protocols.described.operation import Operation
-from tests.e2e.running import CHAT, MODEL, Answer, Running, image_part, picture, question, running, text_part
+from tests.e2e.running import CHAT, MODEL, Answer, Running, image_part, picture, question, running, text_part, until
 from tools import fuzz_openapi
 
 CALL = '[[say <tool_call>\n{"name": "look", "arguments": {"where": "here"}}\n</tool_call>]]'
@@ -136,6 +138,97 @@ def test_workers(gateway: Running) -> None:
     again = gateway.call("POST", "/workers", spec)
     assert again.status == 409 and msgspec.json.decode(again.body, type=workers.ADD_WORKER.others[409])
     is_what_is_said(gateway.call("DELETE", f"/workers/{added.worker_id}"), workers.REMOVE_WORKER)
+
+
+# A request to every route that is answered with success, by the document's own words; None: without a body.
+WAYS: Mapping[str, Any] = {
+    "GET /": None,
+    "GET /openapi.json": None,
+    "GET /health": None,
+    "GET /liveness": None,
+    "GET /readiness": None,
+    "GET /get_server_info": None,
+    "GET /get_model_info": None,
+    "GET /v1/models": None,
+    "GET /v1/models/{id}": None,
+    "POST /v1/chat/completions": question("hi"),
+    "POST /v1/completions": {"model": MODEL, "prompt": "hi"},
+    "POST /v1/messages": {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "POST /v1/messages/count_tokens": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
+    "POST /v1/responses": {"model": MODEL, "input": "hi"},
+    "GET /v1/responses/{id}": None,
+    "GET /v1/responses/{id}/input_items": None,
+    "DELETE /v1/responses/{id}": None,
+    "POST /v1/conversations": {"items": [{"role": "user", "content": "hi"}], "metadata": {"a": "b"}},
+    "GET /v1/conversations/{id}": None,
+    "POST /v1/conversations/{id}": {"metadata": {"c": "d"}},
+    "DELETE /v1/conversations/{id}": None,
+    "GET /v1/conversations/{id}/items": None,
+    "POST /v1/conversations/{id}/items": {"items": [{"role": "user", "content": "and"}]},
+    "GET /v1/conversations/{id}/items/{item_id}": None,
+    "DELETE /v1/conversations/{id}/items/{item_id}": None,
+    "POST /generate": {"model": MODEL, "text": "hi"},
+    "POST /v1/tokenize": {"model": MODEL, "prompt": "hi"},
+    "POST /v1/detokenize": {"model": MODEL, "tokens": [1, 2]},
+    "POST /parse/function_call": {"text": "hi", "tools": [TOOL], "tool_call_parser": "qwen"},
+    "POST /parse/reasoning": {"text": "<think>a</think>b", "reasoning_parser": "qwen3"},
+    "GET /workers": None,
+    "POST /workers": {"url": "grpc://127.0.0.1:7"},
+    "GET /workers/{id}": None,
+    "PATCH /workers/{id}": {"priority": 60},
+    "PUT /workers/{id}": {"url": "grpc://127.0.0.1:8"},
+    "DELETE /workers/{id}": None,
+    "GET /loads": None,
+    "GET /get_loads": None,
+    "POST /flush_cache": None,
+}
+NEVER_WELL = {"POST /v1/responses/{id}/cancel"}  # every kept response is complete
+
+
+@pytest.fixture(scope="module")
+def document(gateway: Running) -> dict[str, Any]:
+    found: dict[str, Any] = gateway.call("GET", "/openapi.json").json
+    return found
+
+
+def test_every_route_has_its_way(document: dict[str, Any]) -> None:
+    told = {f"{verb.upper()} {path}" for path, verbs in document["paths"].items() for verb in verbs}
+    assert told == WAYS.keys() | NEVER_WELL
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_route_answers_as_the_document_says(gateway: Running, document: dict[str, Any], way: str) -> None:
+    verb, path = way.split()
+    with _there(gateway, path) as place:
+        answer = gateway.call(verb, place, WAYS[way])
+    assert answer.status < 300, answer.body
+    said = document["paths"][path][verb.lower()]["responses"][str(answer.status)]
+    assert "x-request-id" in answer.headers and "x-request-id" in said["headers"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = said["content"][kind]["schema"]
+    value = answer.json if kind == "application/json" else answer.body.decode()
+    jsonschema_rs.validator_for({**schema, "components": document["components"]}).validate(value)
+
+
+@contextlib.contextmanager
+def _there(gateway: Running, path: str) -> Iterator[str]:
+    """The path with ids of what is there, and what was registered for it gone again."""
+    if "{" not in path:
+        yield path
+        return
+    if path.startswith("/v1/models"):
+        yield path.format(id=MODEL)
+    elif path.startswith("/workers"):
+        worker = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:8"}).json["worker_id"]
+        yield path.format(id=worker)
+        gateway.call("DELETE", f"/workers/{worker}")
+        until(lambda: gateway.call("GET", f"/workers/{worker}").status == 404, what="the worker is gone")
+    elif path.startswith("/v1/responses"):
+        yield path.format(id=gateway.call("POST", "/v1/responses", WAYS["POST /v1/responses"]).json["id"])
+    else:
+        made = gateway.call("POST", "/v1/conversations", WAYS["POST /v1/conversations"]).json["id"]
+        items = gateway.call("GET", f"/v1/conversations/{made}/items").json["data"]
+        yield path.format(id=made, item_id=items[0]["id"])
 
 
 def test_refusals(gateway: Running) -> None:
