@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -18,25 +17,20 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from engines.base import Modality
-from engines.breaker import BreakerSettings
-from engines.cache_aware import CacheAwareSettings
-from engines.channel import worker_tls
-from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
-from engines.health import HealthSettings
-from engines.policies import PolicySettings, PrefixHashSettings
-from engines.registry import Registry, RegistryError, RegistrySettings
+from engines.dispatch import Dispatcher
+from engines.registry import Registry, RegistryError
 from engines.transport import Transport, TransportSettings, shm_namespace
-from engines.worker import Worker, WorkerSpec, WorkerType
+from engines.worker import Worker
 from pipeline.address import MediaHostPolicy
 from pipeline.admission import Backlog, Bodies, Gate, InflightMedia, Slots
 from pipeline.cache import PixelCache
 from pipeline.catalog import Catalog
-from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config, Tls
+from pipeline.config import EXIT_OK, EXIT_PORT_TAKEN, Config
 from pipeline.connections import FOREVER_S, Listener, Patience
 from pipeline.counting import TokenCounter
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
+from pipeline.fleet import backend_word, dispatch_settings, registry_settings, tls_of_workers, worker_specs
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
@@ -78,7 +72,7 @@ class Frontend:
     def __init__(self, link: FrontendLink, config: Config) -> None:
         self._link = link
         self._config = config
-        self._metrics = Metrics(_backend(config))
+        self._metrics = Metrics(backend_word(config))
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
@@ -114,7 +108,7 @@ class Frontend:
         transport = self._open_transport()
         self._registry = self._open_registry()
         self._catalog = Catalog(config, pool.configure, self._registry.model_of)
-        dispatcher = Dispatcher(self._registry, transport, _dispatch_settings(config), metrics)
+        dispatcher = Dispatcher(self._registry, transport, dispatch_settings(config), metrics)
         self._closing.push_async_callback(dispatcher.close)
         slots = self._slots()
         bodies = Bodies(config.admission.max_inflight_body_bytes, config.admission.queue_timeout_s, metrics.rejected)
@@ -168,7 +162,7 @@ class Frontend:
         workers = WorkerRoutes(self._registry, bodies)
         sites = await self._listen(all_routes(stations, admin, workers, counter))
         self._start(self._watch_lag())
-        for spec in _worker_specs(config):
+        for spec in worker_specs(config):
             try:
                 await self._registry.add(spec)
             except RegistryError as error:
@@ -218,33 +212,10 @@ class Frontend:
         return transport
 
     def _open_registry(self) -> Registry:
-        workers = self._config.workers
-        health = HealthSettings(
-            startup_timeout_s=workers.startup_timeout_s,
-            startup_check_interval_s=workers.startup_check_interval_s,
-            interval_s=workers.health_interval_s,
-            timeout_s=workers.health_timeout_s,
-            failure_threshold=workers.failure_threshold,
-            success_threshold=workers.success_threshold,
-            disabled=not workers.health_enabled,
+        config = self._config
+        registry = Registry(
+            registry_settings(config), self._metrics, prepare=self._introduced, tls=tls_of_workers(config.tls)
         )
-        breaker = BreakerSettings(
-            failure_threshold=workers.breaker_failures,
-            success_threshold=workers.breaker_successes,
-            timeout_duration_s=workers.breaker_timeout_s,
-            window_duration_s=workers.breaker_window_s,
-            disabled=not workers.breaker_enabled,
-        )
-        settings = RegistrySettings(
-            health=health,
-            breaker=breaker,
-            dp_aware=workers.dp_aware,
-            drain_settle_s=self._config.server.drain_settle_s,
-            drain_grace_s=self._config.server.shutdown_grace_s,
-            aliases=dict(pair.split("=", 1) for pair in self._config.model.aliases),
-            roles=self._config.pairs.roles,
-        )
-        registry = Registry(settings, self._metrics, prepare=self._introduced, tls=_worker_tls(self._config.tls))
         self._closing.push_async_callback(registry.close)
         return registry
 
@@ -328,7 +299,7 @@ class Frontend:
 
     def _ready_text(self) -> str:
         config = self._config
-        given = ", ".join(spec.url for spec in _worker_specs(config))
+        given = ", ".join(spec.url for spec in worker_specs(config))
         urls = given or "none yet (POST /workers adds one, --demo brings one)"
         scheme = "https" if config.tls.cert_path else "http"
         text = (
@@ -413,83 +384,6 @@ class Frontend:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._quitting.wait(), min(left, 0.05))
-
-
-def _worker_tls(tls: Tls) -> ssl.SSLContext | None:
-    """None: what the system trusts, read when the first grpcs worker comes."""
-    certificate = (tls.client_cert_path, tls.client_key_path) if tls.client_cert_path and tls.client_key_path else None
-    return worker_tls(tls.ca_cert_paths, certificate) if certificate or tls.ca_cert_paths else None
-
-
-def _backend(config: Config) -> str:
-    """SMG's word in the metrics."""
-    return "epd" if config.pairs.with_encoders else "pd" if config.pairs.enabled else "regular"
-
-
-def _worker_specs(config: Config) -> list[WorkerSpec]:
-    """The workers of the command line."""
-    found = [WorkerSpec(url=url) for url in config.workers.urls]
-    pairs = config.pairs
-    given: dict[WorkerType, tuple[str, ...]] = {
-        "encode": pairs.encode,
-        "prefill": pairs.prefill,
-        "decode": pairs.decode,
-    }
-    for role, texts in given.items():
-        for text in texts:
-            url, _, port = text.partition(" ")
-            found.append(WorkerSpec(url=url, worker_type=role, bootstrap_port=int(port) if port else None))
-    return found
-
-
-def _dispatch_settings(config: Config) -> DispatchSettings:
-    workers = config.workers
-    retry = RetrySettings(
-        max_attempts=workers.retry_attempts,
-        initial_backoff_s=workers.retry_initial_backoff_s,
-        max_backoff_s=workers.retry_max_backoff_s,
-        multiplier=workers.retry_backoff_multiplier,
-        jitter=workers.retry_jitter,
-    )
-    pairs = config.pairs
-    policies = {
-        "encode": pairs.encode_policy or "consistent_hashing",
-        "prefill": pairs.prefill_policy,
-        "decode": pairs.decode_policy,
-    }
-    widths = config.transport
-    dtypes = {"vllm": widths.vllm_dtype, "tokenspeed": widths.tokenspeed_dtype}
-    tokenspeed = {
-        Modality.IMAGE: widths.tokenspeed_image_dtype,
-        Modality.VIDEO: widths.tokenspeed_video_dtype,
-        Modality.AUDIO: widths.tokenspeed_audio_dtype,
-    }
-    return DispatchSettings(
-        policy=workers.policy,
-        policies=_policy_settings(config),
-        in_pairs=config.pairs.enabled or config.pairs.with_encoders,
-        with_encoders=config.pairs.with_encoders,
-        role_policies={role: policy for role, policy in policies.items() if policy},
-        retry=retry,
-        encoder_dtypes={runtime: dtype for runtime, dtype in dtypes.items() if dtype},
-        modality_dtypes={"tokenspeed": {modality: dtype for modality, dtype in tokenspeed.items() if dtype}},
-    )
-
-
-def _policy_settings(config: Config) -> PolicySettings:
-    routing = config.routing
-    cache_aware = CacheAwareSettings(
-        match_threshold=routing.cache_threshold,
-        balance_abs=routing.balance_abs,
-        balance_rel=routing.balance_rel,
-        max_tokens=routing.max_tree_tokens,
-        block_size=routing.block_size,
-        ttl_s=routing.cache_ttl_s,
-    )
-    prefix_hash = PrefixHashSettings(
-        tokens=routing.prefix_tokens, factor=routing.prefix_load_factor, margin=routing.prefix_balance_abs
-    )
-    return PolicySettings(cache_aware, prefix_hash)
 
 
 def _metrics_app(metrics: Metrics, refresh: Callable[[], None]) -> web.Application:
