@@ -17,7 +17,7 @@ import redis.asyncio as redis_asyncio
 from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from pipeline.sidecar.protocol import ANSWER_EXPIRES_S, HELLO_EXPIRES_S, Keys
 
@@ -155,11 +155,13 @@ class JobQueue:
 
 @asynccontextmanager
 async def _bounded(seconds: float) -> AsyncIterator[None]:
-    """At most so long; the library's errors and the system's become QueueDown."""
+    """At most so long; whatever the library raises becomes QueueDown: a server that talks nonsense has many ways."""
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
         raise QueueDown(f"no answer within {seconds:g} s") from None
-    except (RedisError, OSError) as error:
+    except (JobTooLarge, QueueDown):
+        raise
+    except Exception as error:
         raise QueueDown(f"{type(error).__name__}: {error}"[:300]) from None

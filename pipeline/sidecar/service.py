@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from pipeline.logs import event
 from pipeline.metrics import Metrics
@@ -86,8 +86,8 @@ class Service:
         return len(self._running)
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._announce())]
-        self._tasks += [asyncio.create_task(self._serve()) for _ in range(self._jobs)]
+        works = [self._announce, *[self._serve] * self._jobs]
+        self._tasks = [asyncio.create_task(self._kept_up(work)) for work in works]
         self._metrics.sidecar_connected(False)
 
     async def drain(self, grace_s: float, quitting: asyncio.Event) -> None:
@@ -122,6 +122,15 @@ class Service:
             _log.warning("a job cannot be given back id=%s reason=%s", running.job.job_id, error)
             return
         self._metrics.sidecar_returned()
+
+    async def _kept_up(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A fault of ours must not leave a sidecar that is there and does nothing."""
+        while not self._ending.is_set():
+            try:
+                await work()
+            except Exception:
+                _log.exception("a fault of the sidecar; it goes on")
+                await self._pause(RECONNECT_PAUSE_S)
 
     # -- taking jobs
 

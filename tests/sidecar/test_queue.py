@@ -105,7 +105,15 @@ async def test_one_that_never_answers_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"+PONG\r\n" * 20, b"$99999999999999\r\n", b"*1\r\n$1\r\na\r\n", b"garbage\r\n", b"", b"*9999999\r\n$1\r\na\r\n"],
+    [
+        b"+PONG\r\n" * 20,
+        b"$99999999999999\r\n",
+        b"*1\r\n$1\r\na\r\n",
+        b"garbage\r\n",
+        b"",
+        b"*9999999\r\n$1\r\na\r\n",
+        b"+" + b"x" * 300_000 + b"\r\n",
+    ],
 )
 async def test_one_that_talks_nonsense_is_down_and_nothing_else(said: bytes) -> None:
     async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -241,3 +241,18 @@ async def test_a_redis_that_is_down_is_told_once(caplog: pytest.LogCaptureFixtur
     assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == [
         "Redis is not there reason=down"
     ]
+
+
+async def test_a_fault_of_ours_does_not_end_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    async with Bench() as bench:
+        await bench.until(lambda: bool(bench.queue.hellos))
+        taking = bench.queue.take
+
+        async def faulty() -> bytes | None:
+            bench.queue.take = taking  # type: ignore[method-assign]
+            raise RuntimeError("a fault")
+
+        bench.queue.take = faulty  # type: ignore[method-assign]
+        bench.queue.jobs.put_nowait(message())
+        await bench.until(lambda: bool(bench.queue.answers))
+    assert "a fault of the sidecar" in caplog.text
