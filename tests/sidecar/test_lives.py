@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from smg_grpc_servicer import mm_sidecar_protocol as published
 
+from pipeline.ceiling import FRONTEND_BYTES
 from tests.sidecar.media_host import MediaHost
 from tests.sidecar.records import record
 from tests.sidecar.running import Sidecar, Worker, fingerprint_of, flags_of, until
@@ -100,6 +101,55 @@ def test_an_answer_larger_than_the_limit_is_not_made(pair: list[Sidecar], worker
     assert answer.code == "result_too_large" and "600000" in answer.message
 
 
+def hostile(worker: Worker) -> list[bytes]:
+    """Jobs no worker writes: each costs what it is, and no more."""
+    whole = msgspec.msgpack.decode(PICTURE)
+    now_ms = int(time.time() * 1000)
+
+    def with_(**changes: object) -> bytes:
+        fresh = {"job_id": f"{len(made):032x}", "enqueued_ms": now_ms, "deadline_ms": now_ms + 5000}
+        return msgspec.msgpack.encode(whole | fresh | changes)
+
+    made: list[bytes] = []
+    made.append(with_(prompt_token_ids=[151655] * 90_000))  # nothing but anchors
+    made.append(with_(prompt_token_ids=[0xFFFFFFFF] * 50_000))
+    made.append(with_(items=[{"modality": "image", "url": f"http://10.0.0.{n}/a"} for n in range(900)]))
+    made.append(with_(items=[{"modality": "image", "url": "data:image/png;base64," + "A" * 200_000}]))
+    made.append(with_(items=[{"modality": "image", "url": "data:," + "%41" * 50_000}]))
+    made.append(with_(items=[{"modality": "video", "url": "http://[::1%25lo]/a"}]))
+    made.append(with_(items=[{"modality": "image", "url": "\x00" * 1000}], deadline_ms=(1 << 53) - 1))
+    made.append(with_(fingerprint=dict.fromkeys(whole["fingerprint"], "x" * 4000)))
+    made.append(b"\x91" * 200_000)
+    made.append(b"\xdd\xff\xff\xff\xff" + b"\x00" * 1000)
+    made.append(b"x" * 2_000_000)
+    return made
+
+
+def anonymous_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+
+def test_a_hostile_publisher_costs_no_memory(pair: list[Sidecar], worker: Worker) -> None:
+    fronts = [front_process(running.process.pid) for running in pair]
+    for _ in range(15):
+        worker.redis.lpush(worker.keys.jobs, *hostile(worker))
+    until(lambda: worker.redis.llen(worker.keys.jobs) == 0, "end of the queue")
+    assert worker.asked(worker.job(PICTURE)).ok
+    assert all(anonymous_bytes(pid) < FRONTEND_BYTES for pid in fronts)
+    for running in pair:
+        assert running.process.poll() is None
+        until(lambda: running.metric('mediagate_ring_used_bytes{ring="inputs"}') == 0, "empty arena")  # noqa: B023
+
+
+def front_process(supervisor: int) -> int:
+    """The child that is called so (`pool.child`)."""
+    for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
+        if "front" in Path(f"/proc/{pid}/comm").read_text():
+            return int(pid)
+    raise AssertionError("no front process")
+
+
 def test_a_deadline_ends_the_work(pair: list[Sidecar], worker: Worker, media_host: MediaHost) -> None:
     late = fetching(worker, media_host.url("/slow"), deadline_ms=int(time.time() * 1000) + 700)
     assert worker.asked(late).code == "expired"
@@ -156,10 +206,6 @@ def test_ends_in_order_and_gives_back(
     ("flags", "status", "words"),
     [
         ([], 1, "Is needed"),
-        (["--model", "m", "--media-io-kwargs", '{"video": {"num_frames": 8}}'], 1, "needs vLLM's own processors"),
-        (["--model", "m", "--limit-mm-per-prompt", "four"], 1, "Must be a JSON object"),
-        (["--model", "m", "--redis-url", "http://h"], 1, "Must begin with redis://"),
-        (["--model", "m", "--allowed-local-media-path", "/"], 1, "no file:// references"),
         (["--model", "m", "--enforce-eager"], 2, "unrecognized arguments"),
     ],
 )

@@ -83,7 +83,9 @@ def test_dtype_auto_is_not_guessed(stated: dict[str, Any]) -> None:
     ("flags", "words"),
     [
         (["--mm-processor-kwargs", '{"min_pixels": 1}'], "needs vLLM's own processors"),
+        (["--media-io-kwargs", '{"video": {"num_frames": 8}}'], "needs vLLM's own processors"),
         (["--media-io-kwargs", "[]"], "Must be a JSON object"),
+        (["--allowed-local-media-path", "/"], "no file:// references"),
         (["--limit-mm-per-prompt", '{"image": "many"}'], "the limit of image"),
         (["--redis-url", "memcached://h"], "Must begin with redis://"),
         (["--prometheus-host", "h"], "Must be an IPv4 or IPv6 address"),
