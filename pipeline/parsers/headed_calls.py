@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import msgspec
 
-from pipeline.parsers.events import Arguments, Begun, Broken, Ended
+from pipeline.parsers.blocks import CallBlocks
+from pipeline.parsers.events import Arguments, Begun
 from pipeline.parsers.json_script import JsonScript
 from pipeline.parsers.script import Steps
 
@@ -26,29 +27,14 @@ class Dialect(msgspec.Struct, frozen=True):
     tail: str = ""
 
 
-class HeadedCalls(JsonScript):
+class HeadedCalls(CallBlocks, JsonScript):
     """A block of calls."""
 
     dialect: ClassVar[Dialect]
 
-    def _read(self) -> Steps[None]:
-        dialect = self.dialect
-        while (yield from self._before((dialect.block,), self._pass)):
-            self._mark()
-            self._take(len(dialect.block))
-            yield from self._block()
-
-    def _block(self) -> Steps[None]:
-        dialect = self.dialect
-        while True:
-            yield from self._blanks()
-            if (yield from self._literal(dialect.block_end)) or (yield from self._peek()) == "":
-                return
-            whole = (yield from self._literal(dialect.call)) and (yield from self._call())
-            self._say(Ended() if whole else Broken(self._since_mark()))
-            if not whole:
-                return
-            self._mark()
+    @property
+    def _marks(self) -> tuple[str, str, str]:
+        return self.dialect.block, self.dialect.block_end, self.dialect.call
 
     def _call(self) -> Steps[bool]:
         dialect = self.dialect

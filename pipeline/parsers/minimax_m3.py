@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.parsers.call_parser import CallParser
-from pipeline.parsers.events import Arguments, Begun, Broken, Ended
+from pipeline.parsers.blocks import CallBlocks
+from pipeline.parsers.events import Arguments, Begun
 from pipeline.parsers.json_script import DEEPEST
 from pipeline.parsers.script import Steps
 from pipeline.parsers.typed_value import alternatives, json_value, quoted, types_of
@@ -28,7 +28,7 @@ _EMPTY = {"array": "[]", "object": "{}"}
 _NO_CONTAINER = frozenset({"string", "boolean", "null", "integer", "number"})  # those are written as elements
 
 
-class MinimaxM3Calls(CallParser):
+class MinimaxM3Calls(CallBlocks):
     """`functions`: parameter schemas by name."""
 
     markers = (MARK,)
@@ -37,22 +37,9 @@ class MinimaxM3Calls(CallParser):
         super().__init__()
         self._functions = functions
 
-    def _read(self) -> Steps[None]:
-        while (yield from self._before((_OPEN,), self._pass)):
-            self._mark()
-            self._take(len(_OPEN))
-            yield from self._block()
-
-    def _block(self) -> Steps[None]:
-        while True:
-            yield from self._blanks()
-            if (yield from self._literal(_CLOSE)) or (yield from self._peek()) == "":
-                return
-            whole = (yield from self._literal(_CALL)) and (yield from self._call())
-            self._say(Ended() if whole else Broken(self._since_mark()))
-            if not whole:
-                return
-            self._mark()
+    @property
+    def _marks(self) -> tuple[str, str, str]:
+        return _OPEN, _CLOSE, _CALL
 
     def _call(self) -> Steps[bool]:
         head: list[str] = []

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from pipeline.parsers.call_parser import CallParser
-from pipeline.parsers.events import Arguments, Begun, Broken, Ended
+from pipeline.parsers.blocks import CallBlocks
+from pipeline.parsers.events import Arguments, Begun
 from pipeline.parsers.script import Steps
 from pipeline.parsers.typed_value import ArgumentPieces, parameter_types, quoted
 
@@ -81,7 +81,7 @@ KIMI_K3 = Dialect(
 )
 
 
-class TaggedCalls(CallParser):
+class TaggedCalls(CallBlocks):
     """A block of calls.  `functions`: parameter schemas by name."""
 
     dialect: ClassVar[Dialect]
@@ -90,25 +90,9 @@ class TaggedCalls(CallParser):
         super().__init__()
         self._functions = functions
 
-    def _read(self) -> Steps[None]:
-        dialect = self.dialect
-        while (yield from self._before((dialect.block,), self._pass)):
-            self._mark()
-            self._take(len(dialect.block))
-            yield from self._block()
-
-    def _block(self) -> Steps[None]:
-        """To the end of the block, or to what does not belong in it."""
-        dialect = self.dialect
-        while True:
-            yield from self._blanks()
-            if (yield from self._literal(dialect.block_end)) or (yield from self._peek()) == "":
-                return
-            whole = (yield from self._literal(dialect.call)) and (yield from self._call())
-            self._say(Ended() if whole else Broken(self._since_mark()))
-            if not whole:
-                return
-            self._mark()
+    @property
+    def _marks(self) -> tuple[str, str, str]:
+        return self.dialect.block, self.dialect.block_end, self.dialect.call
 
     def _call(self) -> Steps[bool]:
         dialect = self.dialect

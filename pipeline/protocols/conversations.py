@@ -5,7 +5,7 @@ Shapes are SMG 1.13's and OpenAI's.  An item is kept as it will be told: with an
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -13,9 +13,9 @@ from msgspec import Meta
 
 from pipeline.errors import GatewayError
 from pipeline.protocols.generation import Stations
-from pipeline.protocols.http import json_reply, read_body
+from pipeline.protocols.http import json_reply, read_json
 from pipeline.protocols.paging import item_id, page
-from pipeline.protocols.parts import as_json, check_content_type, decode_body
+from pipeline.protocols.parts import as_json
 from pipeline.protocols.responses import Item, Part, Turns
 from pipeline.protocols.responses_store import Conversation, ResponseStore
 from pipeline.ticket import Ticket, new_id
@@ -40,6 +40,8 @@ class ChangedConversation(msgspec.Struct, frozen=True):
 class AddedItems(msgspec.Struct, frozen=True):
     items: Items
 
+
+T = TypeVar("T")
 
 _NEW = msgspec.json.Decoder(NewConversation)
 _CHANGED = msgspec.json.Decoder(ChangedConversation)
@@ -119,14 +121,8 @@ class ConversationRoutes:
             self._store.put(conversation_id, before)
         raise GatewayError("request_body_too_large", "the conversation would be larger than what is kept of one")
 
-    async def _body(self, request: web.Request, decoder: "msgspec.json.Decoder[Any]") -> Any:
-        check_content_type(request.headers.get("Content-Type", ""))
-        limit = self._stations.config.server.max_payload_bytes
-        body, grant = await read_body(request, self._stations.bodies, limit)
-        try:
-            return decode_body(decoder, body)
-        finally:
-            grant.release()
+    async def _body(self, request: web.Request, decoder: "msgspec.json.Decoder[T]") -> T:
+        return await read_json(request, self._stations.bodies, self._stations.config.server.max_payload_bytes, decoder)
 
 
 def card(conversation_id: str, kept: Conversation) -> dict[str, Any]:

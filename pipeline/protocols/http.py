@@ -3,16 +3,19 @@
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import numpy as np
 from aiohttp import http_exceptions, web
 
 from pipeline.admission import Bodies, Grant
 from pipeline.errors import GatewayError
-from pipeline.protocols.parts import as_json
+from pipeline.protocols.parts import as_json, check_content_type, decode_body
 from pipeline.ticket import Ticket
+
+T = TypeVar("T")
 
 LAST_WRITE_S = 10.0
 
@@ -146,6 +149,16 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
         grant.release()
         raise
     return body, grant
+
+
+async def read_json(request: web.Request, bodies: Bodies, limit: int, decoder: "msgspec.json.Decoder[T]") -> T:
+    """A whole body, decoded; its bytes count until then.  For bodies that become small objects."""
+    check_content_type(request.headers.get("Content-Type", ""))
+    body, grant = await read_body(request, bodies, limit)
+    try:
+        return decode_body(decoder, body)
+    finally:
+        grant.release()
 
 
 class EventStream:

@@ -14,7 +14,7 @@ from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
-from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
+from pipeline.protocols.parts import UINT32, RawText, decode_body, missing, raw_string, unsupported
 from pipeline.tooluse import ToolUse, schema_constraint
 
 
@@ -331,14 +331,3 @@ def _text(place: str, block: Block) -> dict[str, Any]:
     if block.text is None:
         raise missing(f"{place}.text")
     return {"type": "text", "text": block.text}
-
-
-def unsupported(place: str, kind: str) -> GatewayError:
-    return GatewayError(
-        "unsupported_content_part", f'{place}: unsupported type "{kind[:80]}" for gRPC backends', param=place
-    )
-
-
-def missing(place: str) -> GatewayError:
-    name = place.rsplit(".", 1)[1]
-    return GatewayError("missing_required_parameter", f"Invalid JSON data: missing field `{name}`", param=place)

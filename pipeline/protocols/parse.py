@@ -13,8 +13,7 @@ from pipeline.parsers.output import CallBegun, CallGrown, Output, Said, Words
 from pipeline.parsers.thinking import ThinkingSplitter, Thought
 from pipeline.protocols.chat_tools import ToolForm, tool_use
 from pipeline.protocols.generation import Stations
-from pipeline.protocols.http import json_reply, read_body
-from pipeline.protocols.parts import check_content_type, decode_body
+from pipeline.protocols.http import json_reply, read_json
 from pipeline.ticket import Ticket
 
 BODY_LIMIT = 1 << 20
@@ -44,7 +43,7 @@ class ParseRoutes:
         """Calls of functions and the text around them.  `tools` tell the types of arguments in formats that do not; a
         function that is not among them is a call all the same.
         """
-        asked = await self._body(request, _CALLS)
+        asked = await read_json(request, self._stations.bodies, BODY_LIMIT, _CALLS)
         if asked.tool_call_parser not in get_args(parsers.CallFormat):
             return _unknown("tool parser", asked.tool_call_parser)
         schemas = {function.name: function.parameters for function in tool_use(asked.tools, "auto").callable}
@@ -53,20 +52,12 @@ class ParseRoutes:
         return json_reply({"remaining_text": _words(said), "tool_calls": _calls(said), "success": True})
 
     async def reasoning(self, request: web.Request, ticket: Ticket) -> web.Response:
-        asked = await self._body(request, _REASONING)
+        asked = await read_json(request, self._stations.bodies, BODY_LIMIT, _REASONING)
         if asked.reasoning_parser not in get_args(parsers.ThinkingFormat):
             return _unknown("reasoning parser", asked.reasoning_parser)
         said = await _read(Output(_splitter(asked.reasoning_parser), None), asked.text)
         thoughts = "".join(one.text for one in said if isinstance(one, Thought))
         return json_reply({"normal_text": _words(said), "reasoning_text": thoughts, "success": True})
-
-    async def _body(self, request: web.Request, decoder: "msgspec.json.Decoder[Any]") -> Any:
-        check_content_type(request.headers.get("Content-Type", ""))
-        body, grant = await read_body(request, self._stations.bodies, BODY_LIMIT)
-        try:
-            return decode_body(decoder, body)
-        finally:
-            grant.release()
 
 
 def _splitter(thinking_format: str) -> ThinkingSplitter | None:

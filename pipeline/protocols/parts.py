@@ -134,6 +134,19 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
+def unsupported(place: str, kind: str) -> GatewayError:
+    """A part, block or item of a kind that is not taken there."""
+    return GatewayError(
+        "unsupported_content_part", f'{place}: unsupported type "{kind[:80]}" for gRPC backends', param=place
+    )
+
+
+def missing(place: str) -> GatewayError:
+    """A member that is not there; `place` is its path."""
+    name = place.rsplit(".", 1)[1]
+    return GatewayError("missing_required_parameter", f"Invalid JSON data: missing field `{name}`", param=place)
+
+
 def check_content_type(value: str) -> None:
     if value.split(";", 1)[0].strip().lower() != "application/json":
         raise GatewayError("json_parse_error", "Expected request with `Content-Type: application/json`")

@@ -16,7 +16,7 @@ from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import ChoiceField, FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import response_constraint
-from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
+from pipeline.protocols.parts import UINT32, RawText, decode_body, missing, raw_string, unsupported
 from pipeline.tooluse import ToolUse
 
 
@@ -317,14 +317,3 @@ class Turns:
             last = {"role": "assistant"}
             self.add(last)
         return last
-
-
-def unsupported(place: str, kind: str) -> GatewayError:
-    return GatewayError(
-        "unsupported_content_part", f'{place}: unsupported type "{kind[:80]}" for gRPC backends', param=place
-    )
-
-
-def missing(place: str) -> GatewayError:
-    name = place.rsplit(".", 1)[1]
-    return GatewayError("missing_required_parameter", f"Invalid JSON data: missing field `{name}`", param=place)
