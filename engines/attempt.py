@@ -103,7 +103,9 @@ class Attempt:
         """The engine's events; EngineError with the worker's URL, `started` when an event was given before."""
         worker, around = self._worker, self._around
         if (client := worker.client) is None:
-            raise EngineError("UNAVAILABLE", "the worker is not introduced yet", worker=worker.url)
+            error = EngineError("UNAVAILABLE", "the worker is not introduced yet", worker=worker.url)
+            error.role, error.is_undelivered = self._role, True
+            raise error
         worker.begin()
         self._trial = worker.breaker.begin()
         around.observer.worker_load(worker.url, worker.load)

@@ -40,6 +40,7 @@ from engines.base import (
     Observer,
     PairRefused,
 )
+from engines.handover import blind_refusal, is_blind
 from engines.leg import Role
 from engines.legs import Legs, PrefillFirst, legs_of
 from engines.pairs import Pair, choose_decode, choose_encoders, choose_pair, pairing_workers
@@ -208,6 +209,21 @@ class Dispatcher:
         in_pairs = "encode" if self.settings.with_encoders else "prefill"
         role = in_pairs if self.settings.in_pairs else "regular"
         return self._registry.workers_of(model, role) or self._registry.workers_of(model, role, healthy_only=False)
+
+    def check_decodable(self, model: str, *, grids: bool, choices: int) -> None:
+        """Raises PairRefused when no decode worker can serve such media (`engines.handover.refusal`), before they are
+        made.  `grids`: they have a grid tensor.
+        """
+        decodes = self.available(model, "decode") if self.settings.in_pairs else []
+        if decodes and all(map(is_blind, decodes)):
+            why = blind_refusal(grids=grids, references=False, choices=choices)
+            if why is not None:
+                raise why
+
+    def window(self, model: str) -> int | None:
+        """Tokens that both legs of any pair take; None when no worker says, or without pairs."""
+        workers = self._registry.workers_of(model, healthy_only=False) if self.settings.in_pairs else []
+        return min((worker.context_length for worker in workers if worker.context_length is not None), default=None)
 
     def fits(self, request: EngineRequest, worker: Worker) -> bool:
         """Whether the request's media are in the form this worker wants."""

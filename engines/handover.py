@@ -23,7 +23,7 @@ from engines.worker import Worker
 
 _ASKING: Mapping[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
 _TAKING: Mapping[str, object] = {"do_remote_decode": False, "do_remote_prefill": True}
-_GRIDS = frozenset({"image_grid_thw", "video_grid_thw"})
+GRIDS = frozenset({"image_grid_thw", "video_grid_thw"})
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -89,22 +89,24 @@ def prefill_request(request: EngineRequest, way: Handover) -> EngineRequest:
     return msgspec.structs.replace(request, sampling=sampling, stop_ids=(), stream=False, leg=leg)
 
 
-def decode_request(request: EngineRequest, way: Handover, told: Handoff | None, decode: Worker) -> EngineRequest:
+def decode_request(
+    request: EngineRequest, way: Handover, told: Handoff | None, decode: Worker, *, fits: bool
+) -> EngineRequest:
     """The client's request, with the media as far as the decode worker needs them.
 
-    References stay, for the decode worker to process them again, unless the prefill leg told what became of them.
-    Raises PairRefused when the decode worker has no eyes and was handed nothing.
+    `fits`: the media are in the form it wants.  References stay, for it to process them again, unless the prefill leg
+    told what became of them.  Raises PairRefused when it was handed nothing and cannot compute the prompt again.
     """
     params = way.taking or (told.kv_params if told is not None and way.relays else "")
     is_handed_over = bool(params or way.address)
     share: MediaShare = "whole"
+    if request.media and not is_handed_over and (is_blind(decode) or not fits):
+        why = "it is language-model-only" if is_blind(decode) else "it wants the media in another form"
+        raise PairRefused(
+            "pd_decode_missing_kv_transfer_params",
+            f"the prefill worker returned no kv_transfer_params, and the decode worker cannot prefill itself: {why}",
+        )
     if request.media and is_blind(decode):
-        if not is_handed_over:
-            raise PairRefused(
-                "pd_decode_missing_kv_transfer_params",
-                "the prefill worker returned no kv_transfer_params, and the decode worker cannot compute the prompt "
-                "itself: it is language-model-only",
-            )
         share = "hashes"
     elif is_handed_over and request.sampling.n == 1:
         share = "identity"
@@ -124,21 +126,28 @@ def is_blind(worker: Worker) -> bool:
 
 def refusal(request: EngineRequest, decode: Worker) -> PairRefused | None:
     """Why a decode worker cannot serve the request whatever the prefill leg says; None when it can."""
-    if not (request.media or request.references) or not is_blind(decode):
+    grids = any(name in GRIDS for batch in request.media for name in batch.items[0].side)
+    has_media = bool(request.media or request.references)
+    if not has_media or not is_blind(decode):
         return None
-    if any(name in _GRIDS for batch in request.media for name in batch.items[0].side):
+    return blind_refusal(grids=grids, references=bool(request.references), choices=request.sampling.n)
+
+
+def blind_refusal(*, grids: bool, references: bool, choices: int) -> PairRefused | None:
+    """Of a request with media by a decode worker without eyes, in SMG's order.  `grids`: it has a grid tensor."""
+    if grids:
         return PairRefused(
             "pd_decode_language_model_only_mrope",
             "the decode worker is language-model-only and cannot place this model's media: its positions need grids",
         )
-    if request.references:
+    if references:
         return PairRefused(
             "pd_decode_language_model_only_media_refs",
             "the decode worker is language-model-only and takes no media references",
         )
-    if request.sampling.n > 1:
+    if choices > 1:
         return PairRefused(
             "pd_decode_language_model_only_n_samples",
-            f"the decode worker is language-model-only and takes media for one choice, not for n={request.sampling.n}",
+            f"the decode worker is language-model-only and takes media for one choice, not for n={choices}",
         )
     return None

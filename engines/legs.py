@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -32,10 +32,18 @@ LAST_PREFILL_WORD_S = 2.0
 """How long a prefill leg may go on when the answer is complete."""
 
 
+class Around(Surroundings, Protocol):
+    """`engines.dispatch.Dispatcher`."""
+
+    def fits(self, request: EngineRequest, worker: Worker) -> bool:
+        """Whether the request's media are in the form this worker wants."""
+        ...
+
+
 class PrefillFirst:
     """`events` may be iterated once more when `may_decode_again`, after `decode_on`."""
 
-    def __init__(self, pair: Pair, request: EngineRequest, around: Surroundings, media: MediaWatch) -> None:
+    def __init__(self, pair: Pair, request: EngineRequest, around: Around, media: MediaWatch) -> None:
         self.pair = pair
         self.send_s = 0.0
         self.may_decode_again = False  # the prefill leg is done, and no decode worker has seen what it handed over
@@ -57,7 +65,9 @@ class PrefillFirst:
         if not self.may_decode_again:
             await self._prefill()
         self.may_decode_again = False
-        request = decode_request(self._request, self._way, self._handoff, self.pair.decode)
+        decode = self.pair.decode
+        fits = self._around.fits(self._request, decode)
+        request = decode_request(self._request, self._way, self._handoff, decode, fits=fits)
         async with aclosing(self._decode(request)) as events:
             async for event in events:
                 yield event
@@ -271,7 +281,7 @@ Legs = PrefillFirst | Together
 
 
 def legs_of(
-    pair: Pair, request: EngineRequest, around: Surroundings, media: MediaWatch, encoders: Sequence[Worker] = ()
+    pair: Pair, request: EngineRequest, around: Around, media: MediaWatch, encoders: Sequence[Worker] = ()
 ) -> Legs:
     """As the pair's engine wants them.  `encoders`: the encode worker of every item, in prompt order."""
     assert pair.prefill.client is not None

@@ -13,6 +13,7 @@ import msgspec
 
 from engines.affinity import Affinity
 from engines.base import EngineRequest, MediaItem, NoWorker, PairRefused
+from engines.engine import Engine
 from engines.handover import bootstrap_address, refusal
 from engines.leg import Meeting, Role
 from engines.worker import Worker
@@ -64,11 +65,19 @@ def choose_decode(
         able = [worker for worker in able if worker.takes_references]
     if not able:
         raise refusals[0] or NoWorker(request.model)
-    fitting = [worker for worker in able if choosing.fits(request, worker)] or able
+    fitting = [worker for worker in able if choosing.fits(request, worker)]
+    if not fitting and prefill.client is not None and computes_again(prefill.client, request):
+        raise PairRefused("multimodal_not_supported", "no decode worker takes the media as the prefill workers do")
+    fitting = fitting or able
     fresh = [worker for worker in fitting if worker is not failed] or [
         worker for worker in able if worker is not failed
     ]
     return choosing.picked(fresh or able, request.model, affinity)
+
+
+def computes_again(engine: Engine, request: EngineRequest) -> bool:
+    """Whether the decode leg is sent the whole media in any case: a hand-over has one taker."""
+    return engine.pairing == "prefill_first" and bool(request.media) and request.sampling.n > 1
 
 
 def pairing_workers(prefills: list[Worker], decodes: list[Worker]) -> list[Worker]:

@@ -58,6 +58,7 @@ class Reported(Protocol):
     model: str
     worker: str
     message: str
+    reader: str
     items: int
     media_bytes: int
     prompt_tokens: int
@@ -81,6 +82,7 @@ def access_line(ticket: Reported, status: int, code: str) -> None:
         "message": ticket.message or None,
         "model": ticket.model or None,
         "worker": ticket.worker or None,
+        "prefill": ticket.reader if ticket.reader != ticket.worker else None,
         "items": ticket.items,
         "media_bytes": ticket.media_bytes,
         "prompt_tokens": ticket.prompt_tokens,

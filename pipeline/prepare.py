@@ -23,6 +23,7 @@ from engines.base import (
     NoWorker,
 )
 from engines.dispatch import Dispatcher, Outlook
+from engines.handover import GRIDS
 from engines.registry import Registry
 from engines.worker import Status, Worker
 from pipeline.admission import Backlog, InflightMedia
@@ -85,6 +86,8 @@ class Preparation:
     async def run(self, model: ServedModel, plan: MediaPlan, ticket: Ticket) -> Prepared:
         """Raises GatewayError with the code of the step that failed, in the order of SMG's checks."""
         candidates = self._candidates(model)
+        if (window := self._dispatcher.window(model.model)) is not None:
+            model = msgspec.structs.replace(model, max_context=window)
         check_items(model, plan.parts, engine_limits(candidates))
         _check_vision(plan, candidates)
 
@@ -114,6 +117,7 @@ class Preparation:
         expanded = expanded_prompt(model, ids, in_order)
         expand_s = time.perf_counter() - begun
         check_length(model, len(expanded.ids))
+        self._check_decodable(model, plan, looks)
 
         affinity = Affinity(array("I", expanded.ids), _marks(in_order, expanded), ticket.routing_key)
         outlook = await self._outlook(model, plan, affinity)
@@ -136,6 +140,14 @@ class Preparation:
         modalities = {part.modality for part in plan.parts}
         wanted = [self._dispatcher.form_of(worker) for worker in candidates if all(map(worker.accepts, modalities))]
         return all(form.serves(one, modality) for one in wanted for modality in modalities)
+
+    def _check_decodable(self, model: ServedModel, plan: MediaPlan, looks: Sequence[Look]) -> None:
+        """What no decode worker can serve is refused before any pixel is decoded."""
+        grids = any(name in GRIDS for look in looks for name in look.measured.side)
+        try:
+            self._dispatcher.check_decodable(model.model, grids=grids, choices=plan.sampling.n)
+        except EngineError as error:
+            raise engine_failure(error) from None
 
     async def _outlook(self, model: ServedModel, plan: MediaPlan, affinity: Affinity) -> Outlook:
         """What tensors to make, before a worker is chosen; no worker that could take them is an answer of its own."""

@@ -2,8 +2,8 @@
 
     python tools/engine_checks.py                    torch worker by every form and transport and by the official
                                                      SDKs, MLX, RDMA over NIXL, the peer's tensors
-    python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU, and pictures by reference
-                                                     (tools/e2e_vllm)
+    python tools/engine_checks.py --engine vllm      the same with vLLM itself on CPU, pictures by reference, and two
+                                                     engines as a pair over NIXL (tools/e2e_vllm)
     python tools/engine_checks.py --only float,shm   those whose names hold both words
     python tools/engine_checks.py --record clip      what the peer has the torch worker answer, for expected.json
 
@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.engines_real import pair_checks  # noqa: E402
 from tests.engines_real.answers import ASKED, Differs, as_expected, ask, body, compare_answer  # noqa: E402
 from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
 from tests.engines_real.checks import CHECKS, Bench, run  # noqa: E402
@@ -110,6 +111,24 @@ def with_references(tally: Tally, bench: Bench, label: str) -> None:
         with starting as port, bench.gateway(port, "inline") as started:
             for name, check in wanted.items():
                 tally.run(f"{title}: {name}", functools.partial(check, bench, started, "inline"))
+
+
+def with_pairs(tally: Tally, bench: Bench, model: Path) -> None:
+    """Two engines, tensors and references."""
+    ways = {"router": pair_checks.TENSOR_CHECKS, "worker": pair_checks.REFERENCE_CHECKS}
+    titles = {processing: f"vllm pair {processing}" for processing in ways}
+    wanted = {
+        processing: {name: check for name, check in checks.items() if tally.wants(f"{titles[processing]}: {name}")}
+        for processing, checks in ways.items()
+    }
+    if not any(wanted.values()):
+        return
+    (package,) = environment("nixl", NIXL).parent.glob("lib/python3*/site-packages")
+    with pair_checks.engines(model, package, bench.folder) as ports:
+        for processing, checks in wanted.items():
+            with pair_checks.pair(bench.command, bench.quiet, ports, processing, bench.folder) as found:
+                for name, check in checks.items():
+                    tally.run(f"{titles[processing]}: {name}", functools.partial(check, found))
 
 
 def with_sdks(tally: Tally, bench: Bench, label: str) -> None:
@@ -264,6 +283,7 @@ def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
         with_references(tally, bench, "vllm")
         with_sdks(tally, bench, "vllm")
         with_redis(tally, command, quiet, model, folder)
+        with_pairs(tally, bench, model)
         return
     journal = folder / "torch.jsonl"
     if options.record:

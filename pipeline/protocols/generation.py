@@ -210,7 +210,7 @@ class GenerationRoute:
         ticket.dispatched()
 
         def media_free(consumed: bool) -> None:
-            ticket.reader = generation.taker.url if generation.taker is not None else ""
+            _note_workers(ticket, generation)
             ticket.media_free(consumed)
 
         generation = self._stations.dispatcher.generate(
@@ -353,7 +353,12 @@ def explanation(ticket: Ticket, told: Sequence[MediaTold]) -> bytes:
     return comment_frame(b"mediagate " + as_json(facts))
 
 
-def _note_engine(ticket: Ticket, generation: Generation, begun: float) -> None:
+def _note_workers(ticket: Ticket, generation: Generation) -> None:
     ticket.worker = generation.worker.url if generation.worker is not None else ""
+    ticket.reader = generation.taker.url if generation.taker is not None else ""
+
+
+def _note_engine(ticket: Ticket, generation: Generation, begun: float) -> None:
+    _note_workers(ticket, generation)
     ticket.add("send", generation.send_s)
     ticket.add("engine", max(0.0, time.perf_counter() - begun - generation.send_s))

@@ -226,9 +226,29 @@ def test_workers_show_their_roles(gateway: Running) -> None:
 
 
 def test_a_blind_decode_worker_refuses_choices(gateway: Running) -> None:
+    """Before any pixel is decoded."""
+    decoded = 'mediagate_stage_duration_seconds_count{modality="image",stage="decode"}'
+    before = gateway.metric(decoded)
     answer = ask(gateway, "vllm_language_model_only", 1, "blind", n=2)
     assert answer.error == (400, "pd_decode_language_model_only_n_samples")
+    assert gateway.metric(decoded) == before
     gateway.given_back()
+
+
+def test_the_smaller_window_of_both_legs_counts(gateway: Running, fleet: dict[str, Pair]) -> None:
+    decode = next(one for one in gateway.workers() if one["url"] == fleet["sglang"].decode.url)
+    changed = {"url": decode["url"], "worker_type": "decode", "models": [{"id": "sglang", "context_length": 8}]}
+    assert gateway.call("PUT", f"/workers/{decode['id']}", changed).status == 202
+    until(lambda: ask(gateway, "sglang", 0, "window").status == 400, what="the smaller window")
+    assert ask(gateway, "sglang", 0, "window").error == (400, "context_length_exceeded")
+
+
+def test_the_access_line_names_both_workers(gateway: Running, fleet: dict[str, Pair]) -> None:
+    assert ask(gateway, "vllm_nixl", 1, "both-workers").status == 200
+    until(lambda: gateway.access("both-workers"), what="the access line")
+    (line,) = gateway.access("both-workers")
+    pair = fleet["vllm_nixl"]
+    assert f"worker={pair.decode.url} prefill={pair.prefill.url} " in line
 
 
 # ---------------------------------------------------------------- encode workers

@@ -154,6 +154,21 @@ async def test_several_choices_have_no_hand_over(tmp_path, labels, has_address):
         assert bench.free == [True]
 
 
+async def test_a_decode_worker_of_another_form_gets_no_media_of_this_one(tmp_path):
+    """Floats would be normalised once more, without an error."""
+    raw = {"mm_device_do_normalize": "true"}
+    async with pairs(tmp_path, "vllm", labels=NIXL, decode_labels=raw) as (bench, [prefill], [decode]):
+        prefill.otherwise = prefills(params="")
+        choices = picture()
+        choices = msgspec.structs.replace(choices, sampling=msgspec.structs.replace(choices.sampling, n=2))
+        assert await refused(bench, choices) == (400, "multimodal_not_supported")
+        assert await refused(bench, picture()) == (502, "pd_decode_missing_kv_transfer_params")
+        assert len(prefill.received) == 1 and not decode.received
+        prefill.otherwise = prefills()
+        await bench.events(picture())  # handed over, it needs no pixels
+        assert len(decode.received) == 1
+
+
 # ---------------------------------------------------------------- decode workers without eyes
 
 

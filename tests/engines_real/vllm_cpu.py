@@ -8,6 +8,8 @@ takes one to two minutes.
 """
 
 import contextlib
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -82,6 +84,27 @@ def _rust_servicer(programs: Path) -> Path:
     return folder
 
 
+@dataclasses.dataclass(frozen=True)
+class Nixl:
+    """One half of a pair.  `role`: "kv_producer" or "kv_consumer"; `port`: where it tells the other half about its
+    memory; `path`: a folder that has the package `nixl`.
+    """
+
+    role: str
+    port: int
+    path: Path
+
+    @property
+    def config(self) -> str:
+        connector = {"kv_connector": "NixlConnector", "kv_role": self.role, "kv_buffer_device": "cpu"}
+        return json.dumps(connector | {"kv_connector_extra_config": {"backends": ["UCX"]}})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.port)}
+        return {"PYTHONPATH": str(self.path), "UCX_TLS": "tcp,self,sysv,posix,cma", "UCX_NET_DEVICES": "lo", **side}
+
+
 @contextlib.contextmanager
 def vllm_engine(
     model: Path,
@@ -91,11 +114,12 @@ def vllm_engine(
     processor: str = "",
     servicer: str = "python",
     settings: Mapping[str, str] | None = None,
+    nixl: Nixl | None = None,
 ) -> Iterator[int]:
     """A vLLM engine that serves `model` over gRPC; gives its port.  Its log is appended to `log`.
 
     `processor`: mode of its media processor ("inprocess"), none when empty.  `servicer`: "python" or "rust".
-    `settings`: further variables of the servicer.
+    `settings`: further variables of the servicer.  `nixl`: it works in a pair.
     """
     bin_folder, port = programs(), free_port()
     command = [str(bin_folder / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
@@ -110,6 +134,9 @@ def vllm_engine(
         environment |= {"SMG_VLLM_SERVICER_IMPL": "rust", "PYTHONPATH": str(_rust_servicer(bin_folder))}
         environment |= {"SMG_VLLM_SERVICER_KV_EVENTS": "0"}  # else it listens on a port that two engines share
     environment |= {"SMG_VLLM_MM_PROCESSOR": processor} if processor else {}
+    if nixl is not None:
+        command += ["--kv-transfer-config", nixl.config]
+        environment |= nixl.environment
     begun = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -1,0 +1,100 @@
+"""Two vLLM engines as a pair: one prefills, NIXL carries its keys and values over loopback, the other one answers.
+
+Answers are held against the recorded ones of a single engine.  That the decode worker had no pixels needs no check of
+its own: the servicer refuses a leg without pixels that is handed nothing, and its log tells what came from outside.
+"""
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.engines_real.answers import CASES, Differs, ask, body, compare_answer
+from tests.engines_real.checks import UNIQUE
+from tests.engines_real.reference_checks import PICTURES, forwarded
+from tests.engines_real.vllm_cpu import Nixl, vllm_engine
+from tools.launch import Gateway, free_port, request
+
+HIT_RATE = re.compile(r"External prefix cache hit rate: ([\d.]+)%")
+PairCheck = Callable[["Pair"], None]
+
+
+class Pair:
+    """A gateway and its two engines; `decode_log` is what the decode engine writes."""
+
+    def __init__(self, gateway: Gateway, decode_log: Path) -> None:
+        self.gateway = gateway
+        self.decode_log = decode_log
+
+    def hit_rate(self) -> float:
+        """Share of the prompts' tokens whose keys and values came from outside, as last told."""
+        found = HIT_RATE.findall(self.decode_log.read_text(errors="replace"))
+        return float(found[-1]) if found else 0.0
+
+
+@contextlib.contextmanager
+def engines(model: Path, package: Path, folder: Path) -> Iterator[tuple[int, int]]:
+    """Prefill and decode engine, both with a media processor; gives their ports.  `package`: the folder of NIXL's."""
+    path = folder / "nixl"
+    path.mkdir(exist_ok=True)
+    for name, target in (("nixl", "nixl_cu13"), ("nixl_cu13", "nixl_cu13"), ("nixl_cu13.libs", "nixl_cu13.libs")):
+        (path / name).symlink_to(package / target)  # vLLM imports it by the name without CUDA
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for role in ("producer", "consumer"):
+            nixl = Nixl(f"kv_{role}", free_port(), path)
+            log = folder / f"{role}.log"
+            ports.append(stack.enter_context(vllm_engine(model, log, processor="inprocess", nixl=nixl)))
+        yield ports[0], ports[1]
+
+
+@contextlib.contextmanager
+def pair(command: list[str], quiet: list[str], ports: tuple[int, int], processing: str, folder: Path) -> Iterator[Pair]:
+    flags = ["--pd-disaggregation", "--mm-processing", processing]
+    flags += ["--prefill", f"grpc://127.0.0.1:{ports[0]}", "--decode", f"grpc://127.0.0.1:{ports[1]}"]
+    started = Gateway(command, [*quiet, *flags], log=folder / f"pair-{processing}.log")
+    try:
+        ready = {"model": "tiny-qwen3vl", "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
+        started.wait_until("/v1/chat/completions", ready, wait_s=120)
+        yield Pair(started, folder / "consumer.log")
+    finally:
+        started.stop()
+
+
+def _case(case: str, found: Pair) -> None:
+    compare_answer(case, ask(found.gateway, body(case, next(UNIQUE))))
+
+
+def streamed(found: Pair) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    compare_answer("image_shapes", ask(found.gateway, body("image_shapes", next(UNIQUE)) | options))
+
+
+def all_is_handed_over(found: Pair) -> None:
+    """The engine tells its rate every ten seconds."""
+    _, text = request(found.gateway.host, found.gateway.metrics_port, "/metrics")
+    told = re.search(r"^smg_pd_kv_transfer_failures_total (.*)$", text.decode(), re.MULTILINE)
+    if told is not None and float(told[1]):
+        raise Differs(f"{told[1]} prefill legs handed nothing over")
+    deadline = time.monotonic() + 30
+    while found.hit_rate() < 100:
+        if time.monotonic() > deadline:
+            raise Differs(f"of the prompts' tokens {found.hit_rate():g} % came from the prefill engine")
+        time.sleep(0.5)
+
+
+def _by_reference(case: str, found: Pair) -> None:
+    before = forwarded(found.gateway)
+    _case(case, found)
+    if forwarded(found.gateway) != before + 1:
+        raise Differs("processed by the gateway")
+
+
+TENSOR_CHECKS: dict[str, PairCheck] = {
+    **{case: functools.partial(_case, case) for case in CASES},
+    "streamed": streamed,
+    "all is handed over": all_is_handed_over,
+}
+REFERENCE_CHECKS: dict[str, PairCheck] = {case: functools.partial(_by_reference, case) for case in PICTURES}
