@@ -5,9 +5,9 @@ report to (`engines.base.Observer`).  Methods are cheap: a label's child is look
 many values gets "other" for the rest, so no client and no fleet can grow the registry without bound.
 """
 
-from collections import Counter as Counts
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -70,8 +70,10 @@ class Metrics:
         self._models = _Values(_MAX_MODELS)
         self._workers = _Values(_MAX_VALUES)
         self._words: dict[str, _Values] = {}
-        self._latest: Counts[tuple[str, ...]] = Counts()
+        self._latest: dict[tuple[str, ...], float] = defaultdict(float)
         """Gauges that change with every request, by name and labels: set when they are asked for."""
+        self._counted: dict[tuple[str, ...], float] = defaultdict(float)
+        """What counters have to be raised by when they are asked for: a number in a dictionary costs a tenth."""
         self._stages: dict[tuple[str, str], Histogram] = {}
         self._gauge("mediagate_build_info", VERSION).set(1)
         self.inflight_media(0, 0, 0)
@@ -87,13 +89,13 @@ class Metrics:
         method = method if method in _METHODS else OTHER
         path = self._word("path", path)
         self._latest["smg_http_connections_active",] -= 1
-        self._counter("smg_http_requests_total", method, path).inc()
+        self._count("smg_http_requests_total", method, path)
         self._histogram("smg_http_request_duration_seconds", method, path).observe(seconds)
-        self._counter("smg_http_responses_total", path, str(status), self._word("error_code", code)).inc()
+        self._count("smg_http_responses_total", path, str(status), self._word("error_code", code))
 
     def connection_cut(self, reason: str) -> None:
         """Closed for a head that did not end (head) or because nobody asked for anything (idle)."""
-        self._counter("mediagate_connections_cut_total", reason).inc()
+        self._count("mediagate_connections_cut_total", reason)
 
     def admission(self, inflight: int, queued: int) -> None:
         self._latest["smg_admission_inflight",] = inflight
@@ -101,17 +103,17 @@ class Metrics:
 
     def rejected(self, reason: str) -> None:
         """A refusal by admission: full, timeout, multimodal_inflight, multimodal_too_large, ..."""
-        self._counter("smg_admission_queue_rejected_total", self._word("reason", reason)).inc()
+        self._count("smg_admission_queue_rejected_total", self._word("reason", reason))
 
     # routing and generation
 
     def request_routed(self, model: str, endpoint: str, streaming: bool) -> None:
         labels = self._routed(model, endpoint)
-        self._counter("smg_router_requests_total", *labels, "true" if streaming else "false").inc()
+        self._count("smg_router_requests_total", *labels, "true" if streaming else "false")
 
     def router_error(self, model: str, endpoint: str, error_type: str) -> None:
         labels = self._routed(model, endpoint)
-        self._counter("smg_router_request_errors_total", *labels, self._word("error_type", error_type)).inc()
+        self._count("smg_router_request_errors_total", *labels, self._word("error_type", error_type))
 
     def first_token(self, model: str, endpoint: str, seconds: float) -> None:
         labels = (_ROUTER, self._backend, self._model(model), self._word("endpoint", endpoint))
@@ -119,14 +121,14 @@ class Metrics:
 
     def tokens(self, model: str, endpoint: str, prompt: int, completion: int) -> None:
         labels = (_ROUTER, self._backend, self._model(model), self._word("endpoint", endpoint))
-        self._counter("smg_router_tokens_total", *labels, "input").inc(prompt)
-        self._counter("smg_router_tokens_total", *labels, "output").inc(completion)
+        self._count("smg_router_tokens_total", *labels, "input", by=prompt)
+        self._count("smg_router_tokens_total", *labels, "output", by=completion)
 
     # media
 
     def mm_processing(self, model: str, mode: str, reason: str) -> None:
         """Once per multimodal request: where it is preprocessed (router, worker) and why."""
-        self._counter("smg_mm_processing_total", self._model(model), mode, self._word("mm_reason", reason)).inc()
+        self._count("smg_mm_processing_total", self._model(model), mode, self._word("mm_reason", reason))
 
     def stage(self, stage: str, modality: str, seconds: float) -> None:
         found = self._stages.get((stage, modality))
@@ -148,19 +150,19 @@ class Metrics:
 
     def fetch_shared(self) -> None:
         """A request got what was just being fetched for another one."""
-        self._counter("mediagate_fetches_shared_total").inc()
+        self._count("mediagate_fetches_shared_total")
 
     def pixels_shared(self, model: str) -> None:
         """A picture whose tensor was just being made for another request, which it waited for."""
-        self._counter("mediagate_pixels_shared_total", self._model(model)).inc()
+        self._count("mediagate_pixels_shared_total", self._model(model))
 
     def pixel_cache_asked(self, model: str, found: bool) -> None:
         """Only with the cache on; what was shared is neither a hit nor a miss."""
         name = "mediagate_pixel_cache_hits_total" if found else "mediagate_pixel_cache_misses_total"
-        self._counter(name, self._model(model)).inc()
+        self._count(name, self._model(model))
 
     def pixel_cache_evicted(self) -> None:
-        self._counter("mediagate_pixel_cache_evictions_total").inc()
+        self._count("mediagate_pixel_cache_evictions_total")
 
     def pixel_cache(self, used: int, limit: int, entries: int) -> None:
         self._gauge("mediagate_pixel_cache_used_bytes").set(used)
@@ -171,17 +173,17 @@ class Metrics:
 
     def sidecar_job(self, outcome: str, seconds: float, nbytes: int) -> None:
         """A job was answered: `outcome` is ok or the failure's code; `nbytes` of the answer."""
-        self._counter("mediagate_sidecar_jobs_total", self._word("outcome", outcome)).inc()
+        self._count("mediagate_sidecar_jobs_total", self._word("outcome", outcome))
         self._histogram("mediagate_sidecar_job_duration_seconds").observe(seconds)
         self._histogram("mediagate_sidecar_answer_bytes").observe(nbytes)
 
     def sidecar_dropped(self, reason: str) -> None:
         """A job that could not be read."""
-        self._counter("mediagate_sidecar_jobs_dropped_total", self._word("drop", reason)).inc()
+        self._count("mediagate_sidecar_jobs_dropped_total", self._word("drop", reason))
 
     def sidecar_returned(self) -> None:
         """A job was put back for another sidecar."""
-        self._counter("mediagate_sidecar_jobs_returned_total").inc()
+        self._count("mediagate_sidecar_jobs_returned_total")
 
     def sidecar_running(self, jobs: int) -> None:
         self._gauge("mediagate_sidecar_jobs_running").set(jobs)
@@ -197,14 +199,14 @@ class Metrics:
         self._gauge("mediagate_pool_processes").set(alive)
 
     def pool_restarted(self, reason: str) -> None:
-        self._counter("mediagate_pool_restarts_total", self._word("restart", reason)).inc()
+        self._count("mediagate_pool_restarts_total", self._word("restart", reason))
 
     def ring(self, name: str, used: int, size: int) -> None:
         self._gauge("mediagate_ring_used_bytes", name).set(used)
         self._gauge("mediagate_ring_size_bytes", name).set(size)
 
     def page_faults(self, count: int) -> None:
-        self._counter("mediagate_page_faults_total").inc(count)
+        self._count("mediagate_page_faults_total", by=count)
 
     def loop_lag(self, seconds: float) -> None:
         self._histogram("mediagate_event_loop_lag_seconds").observe(max(0.0, seconds))
@@ -212,21 +214,21 @@ class Metrics:
     # engines.base.Observer
 
     def tensor_sent(self, runtime: str, path: str, nbytes: int) -> None:
-        self._counter("smg_mm_tensors_total", runtime, path).inc()
-        self._counter("smg_mm_tensor_bytes_total", runtime, path).inc(nbytes)
+        self._count("smg_mm_tensors_total", runtime, path)
+        self._count("smg_mm_tensor_bytes_total", runtime, path, by=nbytes)
 
     def segment_failed(self, runtime: str) -> None:
-        self._counter("smg_mm_shm_write_failures_total", runtime).inc()
+        self._count("smg_mm_shm_write_failures_total", runtime)
 
     def breaker_state(self, worker: str, state: str) -> None:
         self._gauge("smg_worker_cb_state", self._workers.of(worker)).set(_BREAKER_STATES.index(state))
 
     def breaker_changed(self, worker: str, before: str, after: str) -> None:
-        self._counter("smg_worker_cb_transitions_total", self._workers.of(worker), before, after).inc()
+        self._count("smg_worker_cb_transitions_total", self._workers.of(worker), before, after)
 
     def breaker_outcome(self, worker: str, failed: bool) -> None:
         outcome = "failure" if failed else "success"
-        self._counter("smg_worker_cb_outcomes_total", self._workers.of(worker), outcome).inc()
+        self._count("smg_worker_cb_outcomes_total", self._workers.of(worker), outcome)
 
     def worker_health(self, worker: str, healthy: bool) -> None:
         self._gauge("smg_worker_health", self._workers.of(worker)).set(1 if healthy else 0)
@@ -237,26 +239,31 @@ class Metrics:
     def worker_removed(self, worker: str) -> None:
         """Its series end; a worker that comes back starts new ones."""
         self._workers.forget(worker)
-        self._latest.pop(("smg_worker_requests_active", worker), None)
-        for key in [key for key in self._children if key[0] in _WORKER_SERIES and key[1] == worker]:
+        for pending in (self._latest, self._counted):
+            for key in [key for key in pending if _is_of(worker, key)]:
+                del pending[key]
+        for key in [key for key in self._children if _is_of(worker, key)]:
             del self._children[key]
             self._families[key[0]].remove(*key[1:])
 
     def worker_selected(self, worker: str, policy: str, worker_type: str, model: str = "unknown") -> None:
         labels = (self._word("worker_type", worker_type), _MODE, self._model(model), self._word("policy", policy))
-        self._counter("smg_worker_selection_total", *labels).inc()
+        self._count("smg_worker_selection_total", *labels)
 
     def retried(self, worker_type: str, endpoint: str = "chat") -> None:
         labels = (self._word("worker_type", worker_type), self._word("endpoint", endpoint))
-        self._counter("smg_worker_retries_total", *labels).inc()
+        self._count("smg_worker_retries_total", *labels)
 
     def handover_failed(self, worker: str) -> None:
-        self._counter("smg_pd_kv_transfer_failures_total").inc()
+        self._count("smg_pd_kv_transfer_failures_total")
 
     def render(self) -> tuple[str, bytes]:
         """The content type and the exposition of everything observed so far."""
         for (name, *labels), value in self._latest.items():
             self._gauge(name, *labels).set(value)
+        for (name, *labels), more in self._counted.items():
+            self._child(name, labels).inc(more)
+        self._counted.clear()
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self.registry)
 
     def _model(self, model: str) -> str:
@@ -271,7 +278,7 @@ class Metrics:
     def _routed(self, model: str, endpoint: str) -> tuple[str, ...]:
         return _ROUTER, self._backend, _MODE, self._model(model), self._word("endpoint", endpoint)
 
-    def _child(self, name: str, labels: Sequence[str]) -> _Family:
+    def _child(self, name: str, labels: Sequence[str]) -> Any:
         key = (name, *labels)
         child = self._children.get(key)
         if child is None:
@@ -279,14 +286,21 @@ class Metrics:
             child = self._children[key] = family.labels(*labels) if labels else family
         return child
 
-    def _counter(self, name: str, *labels: str) -> Counter:
-        return cast(Counter, self._child(name, labels))
+    def _count(self, name: str, *labels: str, by: float = 1) -> None:
+        self._counted[(name, *labels)] += by
 
     def _gauge(self, name: str, *labels: str) -> Gauge:
-        return cast(Gauge, self._child(name, labels))
+        found: Gauge = self._child(name, labels)
+        return found
 
     def _histogram(self, name: str, *labels: str) -> Histogram:
-        return cast(Histogram, self._child(name, labels))
+        found: Histogram = self._child(name, labels)
+        return found
+
+
+def _is_of(worker: str, key: tuple[str, ...]) -> bool:
+    """Whether a series, by name and labels, is that worker's."""
+    return key[0] in _WORKER_SERIES and key[1] == worker
 
 
 def _family(one: Declaration, registry: CollectorRegistry) -> _Family:

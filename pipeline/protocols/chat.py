@@ -5,6 +5,7 @@ are accepted and ignored, as clients expect.  Functions are read in chat_tools.p
 constraints.py.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -65,7 +66,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class ChatRequest(SamplingFields, frozen=True, kw_only=True, dict=True):
     """The body of a chat completion."""
 
     model: str
@@ -95,7 +96,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     def choices(self) -> int:
         return self.n or 1
 
-    @property
+    @functools.cached_property
     def tool_use(self) -> ToolUse:
         """Raises GatewayError for tools and choices that make no sense."""
         return tool_use(
@@ -106,7 +107,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
             parallel=self.parallel_tool_calls,
         )
 
-    @property
+    @functools.cached_property
     def constraint(self) -> Constraint | None:
         """What holds the output; calls that must be made come before a format of the answer."""
         asked = constraint_of(self.response_format, self.regex, self.ebnf)

@@ -4,6 +4,7 @@ Fields, ranges and defaults: SMG 1.13's measured answers, as in chat.py.  Blocks
 `tool_result` is a message of its own with the role "tool", its pictures included, where it stands between the others.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -79,7 +80,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
     effort: str | None = None
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, dict=True):
     """What a prompt is made of: all of a request that counting tokens needs.
 
     `thread`: a conversation the server is to keep, or has kept.
@@ -99,7 +100,7 @@ class Prompt(msgspec.Struct, frozen=True):
         """Whether reasoning is to be told apart from the answer."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
-    @property
+    @functools.cached_property
     def tool_use(self) -> ToolUse:
         """Raises GatewayError for tools and choices that make no sense."""
         forms = [
@@ -122,7 +123,7 @@ class MessagesRequest(Prompt, frozen=True, kw_only=True):
     stop_sequences: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=64)] | None = None
     output_format: OutputFormat | None = None  # its place in Anthropic's beta; SDKs of then still write it
 
-    @property
+    @functools.cached_property
     def constraint(self) -> Constraint | None:
         """What holds the output; calls that must be made come before a format of the answer."""
         config = self.output_config

@@ -5,6 +5,7 @@ Fields, ranges and codes: SMG 1.13's measured answers, as in chat.py.  What it d
 is refused here.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -70,7 +71,7 @@ class ToolItem(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, frozen=True):
+class ResponsesRequest(msgspec.Struct, frozen=True, dict=True):
     model: str
     input: str | list[Item]
     instructions: str | None = None
@@ -103,7 +104,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
             return [Item(role="user", content=self.input)]
         return self.input
 
-    @property
+    @functools.cached_property
     def tool_use(self) -> ToolUse:
         """Raises GatewayError for tools and choices that make no sense."""
         forms = [
@@ -112,7 +113,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         ]
         return tool_use(forms, self.tool_choice, parallel=self.parallel_tool_calls)
 
-    @property
+    @functools.cached_property
     def constraint(self) -> Constraint | None:
         """What holds the output; calls that must be made come before a format of the answer."""
         return self.tool_use.constraint or text_constraint(self.text)
