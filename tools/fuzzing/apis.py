@@ -74,6 +74,34 @@ COMPLETIONS: dict[str, Any] = {
 TOKENIZE: dict[str, Any] = {"model": MODEL, "prompt": "hello", "messages": None, "add_special_tokens": True}
 DETOKENIZE: dict[str, Any] = {"model": MODEL, "tokens": [1, 2, 3], "skip_special_tokens": True}
 
+GENERATE: dict[str, Any] = {
+    "model": MODEL,
+    "text": "hello",
+    "input_ids": None,
+    "sampling_params": {
+        "max_new_tokens": 4,
+        "n": 1,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "json_schema": None,
+        "regex": None,
+    },
+    "stream": False,
+    "return_logprob": True,
+    "top_logprobs_num": 2,
+    "rid": "r",
+}
+CALLS_TEXT = '<tool_call>{"name": "f", "arguments": {"a": [1, "x"]}}</tool_call><function=f><parameter=a>1</parameter>'
+PARSE_CALLS: dict[str, Any] = {
+    "text": CALLS_TEXT,
+    "tools": [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+    ],
+    "tool_call_parser": "qwen",
+}
+PARSE_REASONING: dict[str, Any] = {"text": "<think>a</think>b", "reasoning_parser": "qwen3"}
+CONVERSATION: dict[str, Any] = {"metadata": {"a": "b"}, "items": RESPONSES["input"]}
+
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", BODY),
     ("/v1/messages", MESSAGES),
@@ -82,4 +110,8 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", COMPLETIONS),
     ("/v1/tokenize", TOKENIZE),
     ("/v1/detokenize", DETOKENIZE),
+    ("/generate", GENERATE),
+    ("/parse/function_call", PARSE_CALLS),
+    ("/parse/reasoning", PARSE_REASONING),
+    ("/v1/conversations", CONVERSATION),
 )

@@ -151,12 +151,13 @@ class Site:
 
 def judged(status: int, body: bytes) -> str:
     """The word an answer is counted by; Wrong for one that blames the gateway."""
-    if status in (0, 200):
+    if status in (0, 200, 202):
         return str(status)
     try:
         error = json.loads(body)
         error = error["error"] if isinstance(error.get("error"), dict) else error
-        code, text = str(error["code"]), str(error.get("message") or error.get("error"))
+        code = "of /parse" if error.get("success") is False else str(error["code"])
+        text = str(error.get("message") or error.get("error"))
     except (ValueError, KeyError, AttributeError):
         raise Wrong(f"an answer {status} of another shape: {body[:200]!r}") from None
     if status >= 500 and code not in DOCUMENTED:

@@ -23,6 +23,12 @@ ROUTES = (
     CHAT,
     "/v1/messages",
     "/v1/responses",
+    "/v1/conversations",
+    "/v1/conversations/x/items",
+    "/generate",
+    "/parse/function_call",
+    "/openapi.json",
+    "/loads",
     "/v1/models",
     "/workers",
     "/workers/x",
@@ -129,11 +135,24 @@ class LiveWorkers(LiveSubject):
             new = like(chance, old) if chance.random() < 0.5 else anything(chance)
             container[at] = (container[at][0], new) if is_pair else new
         text = written(spec).encode("utf-8", "surrogatepass")
+        if chance.random() < 0.3:
+            return self._changed(chance.choice(("PATCH", "PUT")), text)
         status, body = self.site.ask("POST", "/workers", text)
         if status == 202:
             self.site.ask("DELETE", f"/workers/{json.loads(body)['worker_id']}")
             return "202"
         return judged(status, body)
+
+    def _changed(self, method: str, change: bytes) -> str:
+        """A worker that is there is told to be otherwise."""
+        status, body = self.site.ask("POST", "/workers", json.dumps(self.SPEC).encode())
+        if status != 202:
+            return judged(status, body)
+        path = f"/workers/{json.loads(body)['worker_id']}"
+        try:
+            return f"{method} {judged(*self.site.ask(method, path, change))}"
+        finally:
+            self.site.ask("DELETE", path)
 
 
 class LiveHttp(LiveSubject):
