@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from google.protobuf.message import Message
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as pb
 
-from engines import labels
+from engines import labels, scheduler
 from engines.base import EngineRequest, Form, MediaBatch, Modality
 from engines.batch import primary_tensor, side_tensors
 from engines.engine import MIB, GrpcEngine
 from engines.replies import StreamReplies, replies_to
+from engines.scheduler import abort_request, generate_request
 from engines.transport import Placements
 from engines.wire import Part, field, splice
 
 _MM_INPUTS = 3  # field of GenerateRequest
 _PIXEL_VALUES, _IMAGE_DATA, _DATA = 4, 5, 1  # fields of MultimodalInputs and of TensorData
-_CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}  # members of one oneof
 _SERVER_ARGS = (
     "model_path",
     "served_model_name",
@@ -51,16 +51,7 @@ _SERVER_ARGS = (
 
 def build(request: EngineRequest, attempt_id: str) -> list[Part]:
     """The Generate message of one attempt as a list of buffers; see `engines.vllm.build`."""
-    sampling = request.sampling
-    message = pb.GenerateRequest(
-        request_id=attempt_id,
-        tokenized=pb.TokenizedInput(original_text=request.original_text, input_ids=request.input_ids),
-        sampling_params=sampling_params(request),
-        return_logprob=sampling.logprobs is not None,
-        logprob_start_len=-1,
-        top_logprobs_num=sampling.logprobs or 0,
-        stream=request.stream,
-    )
+    message = generate_request(pb, request, attempt_id, sampling_params(request))
     leg = request.leg
     if leg is not None and leg.meeting is not None:
         message.disaggregated_params.CopyFrom(
@@ -75,27 +66,9 @@ def build(request: EngineRequest, attempt_id: str) -> list[Part]:
 
 
 def sampling_params(request: EngineRequest) -> pb.SamplingParams:
-    """Unset parameters become the values SMG sends; only `max_new_tokens` stays unset.  There is no seed."""
-    sampling = request.sampling
-    params = pb.SamplingParams(
-        temperature=1.0 if sampling.temperature is None else sampling.temperature,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
-        top_k=-1 if sampling.top_k is None else sampling.top_k,
-        min_p=sampling.min_p or 0.0,
-        frequency_penalty=sampling.frequency_penalty or 0.0,
-        presence_penalty=sampling.presence_penalty or 0.0,
-        repetition_penalty=1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
-        max_new_tokens=sampling.max_tokens,
-        min_new_tokens=sampling.min_tokens,
-        stop_token_ids=dict.fromkeys((*sampling.stop_token_ids, *request.stop_ids)),
-        skip_special_tokens=True,
-        spaces_between_special_tokens=True,
-        n=sampling.n,
-        ignore_eos=sampling.ignore_eos,
-        logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
-    )
-    if sampling.constraint is not None:
-        setattr(params, _CONSTRAINTS[sampling.constraint.kind], sampling.constraint.text)
+    """There are no stop strings and there is no seed."""
+    params: pb.SamplingParams = scheduler.sampling_params(pb, request.sampling)
+    params.stop_token_ids.extend(dict.fromkeys((*request.sampling.stop_token_ids, *request.stop_ids)))
     return params
 
 
@@ -152,5 +125,4 @@ class SglangEngine(GrpcEngine):
         return replies_to(request)
 
     def _abortion(self, attempt_id: str) -> Message:
-        request: Message = pb.AbortRequest(request_id=attempt_id, reason="the gateway dropped the generation")
-        return request
+        return abort_request(pb, attempt_id)

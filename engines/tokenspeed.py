@@ -14,7 +14,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_encoder_pb2 as encoder_pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
-from engines import labels
+from engines import labels, scheduler
 from engines.base import (
     EngineError,
     EngineRequest,
@@ -29,6 +29,7 @@ from engines.base import (
 from engines.engine import MIB, GrpcEngine, Replies
 from engines.leg import Leg
 from engines.replies import replies_to
+from engines.scheduler import abort_request, generate_request
 from engines.tensors import BY_VALUE, small_data, tensor_data
 from engines.transport import Outgoing, Placements
 from engines.wire import Part, field
@@ -44,7 +45,6 @@ _MODALITIES = {
     Modality.AUDIO: common_pb2.AUDIO,
 }
 _PRIMARY = "encoder_input"
-_CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}  # members of one oneof
 _SERVER_ARGS = (
     "model",
     "served_model_name",
@@ -70,16 +70,7 @@ _MAX_SEED = (1 << 64) - 1
 
 def build(request: EngineRequest, attempt_id: str, placements: Placements) -> list[Part]:
     """The Generate message of one attempt as a list of buffers; see `engines.vllm.build`."""
-    sampling = request.sampling
-    message = pb.GenerateRequest(
-        request_id=attempt_id,
-        tokenized=pb.TokenizedInput(original_text=request.original_text, input_ids=request.input_ids),
-        sampling_params=sampling_params(sampling),
-        return_logprob=sampling.logprobs is not None,
-        logprob_start_len=-1,
-        top_logprobs_num=sampling.logprobs or 0,
-        stream=request.stream,
-    )
+    message = generate_request(pb, request, attempt_id, sampling_params(request.sampling))
     leg = request.leg
     if leg is not None:
         _tell_meetings(message, leg)
@@ -127,29 +118,12 @@ def build_encode(request: EngineRequest, attempt_id: str, placements: Placements
 
 
 def sampling_params(sampling: Sampling) -> pb.SamplingParams:
-    """Unset parameters become the values SMG sends; only `max_new_tokens` and the seed stay unset."""
-    params = pb.SamplingParams(
-        temperature=1.0 if sampling.temperature is None else sampling.temperature,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
-        top_k=-1 if sampling.top_k is None else sampling.top_k,
-        min_p=sampling.min_p or 0.0,
-        frequency_penalty=sampling.frequency_penalty or 0.0,
-        presence_penalty=sampling.presence_penalty or 0.0,
-        repetition_penalty=1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
-        max_new_tokens=sampling.max_tokens,
-        min_new_tokens=sampling.min_tokens,
-        stop=sampling.stop,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        skip_special_tokens=True,
-        spaces_between_special_tokens=True,
-        n=sampling.n,
-        logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
-    )
+    """The seed stays unset when nobody gave one."""
+    params: pb.SamplingParams = scheduler.sampling_params(pb, sampling)
+    params.stop.extend(sampling.stop)
+    params.stop_token_ids.extend(sampling.stop_token_ids)
     if sampling.seed is not None:
         params.sampling_seed = sampling.seed & _MAX_SEED
-    if sampling.constraint is not None:
-        setattr(params, _CONSTRAINTS[sampling.constraint.kind], sampling.constraint.text)
     return params
 
 
@@ -258,5 +232,4 @@ class TokenSpeedEngine(GrpcEngine):
         return EncodeReplies() if is_encode else replies_to(request)
 
     def _abortion(self, attempt_id: str) -> Message:
-        request: Message = pb.AbortRequest(request_id=attempt_id, reason="the gateway dropped the generation")
-        return request
+        return abort_request(pb, attempt_id)

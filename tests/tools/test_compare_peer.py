@@ -59,6 +59,8 @@ def test_every_target_of_the_plan_is_a_scenario() -> None:
         ("jpeg480-shm", "cpu", 0.70, 0.45),
         ("clip720-shm", "cpu", 0.35, 0.30),
         ("clips8-shm", "memory", 0.7, 0.5),
+        ("tokenspeed-shm", "cpu", 0.40, 0.30),
+        ("sglang-inline", "cpu", 0.60, 0.42),
         ("text", "cpu", 2.0, 1.3),
         ("concurrency16-shm", "rps", 1.4, 1.9),
         ("concurrency16-shm", "p99", 0.75, 0.55),
