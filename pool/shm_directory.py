@@ -72,7 +72,10 @@ class ShmDirectory:
         os.close(fd)
 
     def create(self, capacity: int, *, single_use: bool) -> MasterFile:
-        """A new file of `capacity` bytes; OSError (ENOSPC, EMFILE, ...) leaves nothing behind."""
+        """A new file of `capacity` bytes; OSError (ENOSPC, EMFILE, ...) leaves nothing behind.
+
+        A `single_use` one gets its pages when it is written: by a system call, which can say that there is no room.
+        """
         while True:
             name = f"{MASTER_PREFIX}{self.pid}-{next(self._masters)}"
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -82,7 +85,10 @@ class ShmDirectory:
                 continue  # a namesake's, of an earlier life or of another pid namespace
             try:
                 if _is_held(fd):
-                    _reserve(fd, capacity)
+                    if single_use:
+                        os.ftruncate(fd, capacity)
+                    else:
+                        _reserve(fd, capacity)
                     return MasterFile(name, fd, capacity, single_use)
             except BaseException:
                 self.unlink(name)

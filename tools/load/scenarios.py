@@ -48,6 +48,7 @@ SCENARIOS = (
     Scenario(
         "tokenspeed-shm", "1x1080p", SHM, 50, (("cpu", 0.40, 0.30),), runtime="tokenspeed"
     ),  # bfloat16, its default
+    Scenario("tokenspeed-inline", "1x1080p", INLINE, 50, runtime="tokenspeed"),
     Scenario("sglang-inline", "1x1080p", INLINE, 50, (("cpu", 0.60, 0.42),), runtime="sglang"),
     Scenario("text", "", INLINE, 1000, (("cpu", 2.0, 1.3),)),
     Scenario(
