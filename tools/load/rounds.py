@@ -113,7 +113,7 @@ def sent_tensors(started: Gateway, scenario: Scenario, journal: Path, most: int 
 
 
 def _what(record: dict[str, Any]) -> dict[str, Any]:
-    if "message" in record:  # of an engine that is not vLLM
+    if "media" not in record:  # of an engine that is not vLLM
         message = record["message"]
         return {"input_ids": message["tokenized"]["input_ids"], "media": [message.get("mm_inputs")]}
     return {"input_ids": record["input_ids"], "media": [_comparable(m) for m in record["media"]]}
