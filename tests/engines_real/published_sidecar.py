@@ -15,8 +15,8 @@ from tools.launch import LaunchError, stop
 
 
 @contextlib.contextmanager
-def published_sidecar(model: Path, redis_url: str, log: Path, flags: Sequence[str] = ()) -> Iterator[None]:
-    """`flags`: the worker's engine flags, which make its fingerprint."""
+def published_sidecar(model: Path, redis_url: str, log: Path, flags: Sequence[str] = ()) -> Iterator[int]:
+    """`flags`: the worker's engine flags, which make its fingerprint.  Gives its process id."""
     command = [str(programs() / "python"), "-m", "smg_grpc_servicer.vllm.mm_sidecar"]
     command += ["--redis-url", redis_url, "--model", str(model), *flags]
     begun = log.stat().st_size if log.exists() else 0
@@ -26,7 +26,7 @@ def published_sidecar(model: Path, redis_url: str, log: Path, flags: Sequence[st
         )
         try:
             _wait_until_serving(process, log, begun)
-            yield
+            yield process.pid
         finally:
             stop(process, grace_s=20)
 

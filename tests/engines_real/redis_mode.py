@@ -25,17 +25,17 @@ _NOWHERE = "http://127.0.0.1:9/picture.png"  # port 9: nothing listens there
 Check = Callable[[Gateway], None]
 
 
-def _published(server: RedisServer, model: Path, folder: Path) -> contextlib.AbstractContextManager[None]:
+def _published(server: RedisServer, model: Path, folder: Path) -> contextlib.AbstractContextManager[int]:
     flags = [*_ENGINE_FLAGS, "--max-model-len", "4096"]
     return published_sidecar(model, server.url, folder / "sidecar.log", flags)
 
 
 @contextlib.contextmanager
-def _ours(server: RedisServer, model: Path, folder: Path) -> Iterator[None]:
+def _ours(server: RedisServer, model: Path, folder: Path) -> Iterator[int]:
     flags = ["--redis-url", server.url, "--model", str(model), *_ENGINE_FLAGS, "--mm-allow-private-media-hosts"]
     sidecar = Sidecar(flags, folder / "sidecar.log")
     try:
-        yield
+        yield sidecar.process.pid
     finally:
         sidecar.stop()
 
