@@ -16,6 +16,7 @@ from engines.base import EngineRequest, MediaItem, NoWorker, PairRefused
 from engines.engine import Engine
 from engines.handover import bootstrap_address, refusal
 from engines.leg import Meeting, Role
+from engines.pairing import difference
 from engines.worker import Worker
 
 
@@ -56,7 +57,7 @@ def choose_decode(
 ) -> Worker:
     """One of the prefill worker's engine; not the one that just failed, if there is another."""
     there = choosing.available(request.model, "decode")
-    workers = [worker for worker in there if worker.runtime == prefill.runtime]
+    workers = [worker for worker in there if not difference(prefill.handover, worker.handover)]
     if not workers:
         raise NoWorker(request.model)
     refusals = [refusal(request, worker) for worker in workers]
@@ -83,15 +84,23 @@ def computes_again(engine: Engine, request: EngineRequest) -> bool:
 def pairing_workers(prefills: list[Worker], decodes: list[Worker]) -> list[Worker]:
     """The prefill workers that have a partner.
 
-    Raises PairRefused `runtime_pd_not_supported` when none of them is of an engine that works in pairs.
+    Raises PairRefused: `runtime_pd_not_supported` when none of them is of an engine that works in pairs,
+    `no_compatible_pd_pair` when there are decode workers and none can take over from any.
     """
     able = [worker for worker in prefills if worker.client is not None and worker.client.pairing is not None]
     if prefills and not able:
         raise PairRefused(
             "runtime_pd_not_supported", f"backend {prefills[0].runtime} does not support prefill/decode disaggregation"
         )
-    runtimes = {worker.runtime for worker in decodes}
-    return [worker for worker in able if worker.runtime in runtimes]
+    firsts, seconds = (
+        {worker.handover for worker in able},
+        {worker.handover for worker in decodes},
+    )  # a few, however many
+    paired = {first for first in firsts if any(not difference(first, second) for second in seconds)}
+    if firsts and seconds and not paired:
+        told = "; ".join(sorted({difference(first, second) for first in firsts for second in seconds}))
+        raise PairRefused("no_compatible_pd_pair", f"no prefill worker can hand over to any decode worker: {told}")
+    return [worker for worker in able if worker.handover in paired]
 
 
 def choose_encoders(

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from engines import labels
+from engines import labels, pairing
 from engines.base import EngineError, EngineRequest, Form, Modality, SchemeRefused
 from engines.breaker import Breaker, BreakerSettings
 from engines.engine import Engine
@@ -114,6 +114,7 @@ class Worker:
         self.item_limits: dict[Modality, int] = {}  # the engine's own bounds on items of one prompt, where it has any
         self.reference_schemes: frozenset[str] | None = None  # of URLs it fetches itself; None: it does not say
         self.kv: dict[str, str] = {}
+        self.handover = pairing.Facts()  # how it hands keys and values over in a pair
         self.model_id = spec.models[0].id if spec.models else ""
         self.client: Engine | None = None
         self.failure = ""
@@ -167,6 +168,7 @@ class Worker:
         """Take over what the engine says about itself (all labels at once, see `engines.labels.merged`)."""
         self.kv = {name: told.pop(name) for name in labels.KV_FIELDS if name in told}
         self.labels = told
+        self.handover = pairing.facts(self.runtime, told, self.kv)
         self.item_limits = labels.item_limits(told)
         self.reference_schemes = labels.reference_schemes(told)
         self.model_id = labels.model_id(told, self.card.id if self.card is not None else None)
@@ -278,6 +280,8 @@ class Worker:
             shown["dp_rank"] = self.rank
         if self.spec.bootstrap_port is not None:
             shown["bootstrap_port"] = self.spec.bootstrap_port
+        if self.worker_type in ("prefill", "decode"):
+            shown["pd_pairing"] = str(self.handover)
         shown.update(self.kv)
         if self.failure and not self.is_healthy:
             shown["error"] = self.failure

@@ -82,6 +82,7 @@ STATUS_OF_CODE = {
     "internal_error": 500,
     # a pair of engine workers
     "runtime_pd_not_supported": 400,
+    "no_compatible_pd_pair": 503,
     "pd_decode_language_model_only_mrope": 400,
     "pd_decode_language_model_only_media_refs": 400,
     "pd_decode_language_model_only_n_samples": 400,
@@ -226,7 +227,8 @@ def engine_failure(error: EngineError) -> GatewayError:
     if isinstance(error, NoWorker):
         return GatewayError("no_available_workers", error.message, retry_after_s=1)
     if isinstance(error, PairRefused):
-        return GatewayError(error.code, error.message)
+        wait = 1 if STATUS_OF_CODE[error.code] == 503 else None
+        return GatewayError(error.code, error.message, retry_after_s=wait)
     status, _ = ENGINE_STATUS.get(error.status, (500, False))
     retry_after_s = 1 if status in (429, 503) else None
     code, words = _code_and_words(error.role, error.started)

@@ -92,6 +92,8 @@ MEANINGS: Mapping[str, str] = {
     "prefill_stream_error": "The prefill worker of a pair failed after it had started.",
     "decode_worker_failed_to_start": "The decode worker of a pair refused the request or could not be reached.",
     "runtime_pd_not_supported": "The model's prefill workers run an engine that does not work in pairs.",
+    "no_compatible_pd_pair": "No prefill worker of the model hands keys and values over as any decode worker takes "
+    "them; the message says what differs.",
     "pd_decode_language_model_only_mrope": "The decode workers are language-model-only, and this model's positions "
     "need the grids of the media.",
     "pd_decode_language_model_only_media_refs": "The decode workers are language-model-only and take no media "

@@ -14,7 +14,7 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from tests.e2e.golden import keep_only
-from tests.e2e.running import CHAT, Running, image_part, picture, running, until
+from tests.e2e.running import CHAT, Running, data_url, image_part, picture, running, until
 from tests.e2e.test_other_engines import SAID, Worker
 from tests.pipeline.bundles import unpack_bundle
 
@@ -215,6 +215,7 @@ def test_workers_show_their_roles(gateway: Running) -> None:
     assert listed["stats"] == {"prefill_count": 5, "decode_count": 5, "regular_count": 0}
     prefills = [one for one in listed["workers"] if one["worker_type"] == "prefill"]
     connectors = {one["model_id"]: one.get("kv_connector") for one in prefills}
+    assert all(one["pd_pairing"] for one in listed["workers"])
     assert connectors["vllm_nixl"] == "NixlConnector" and connectors["sglang"] is None
     refused = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:1"})
     assert refused.status == 400 and "serves with prefill and decode workers" in refused.json["error"]
@@ -277,6 +278,10 @@ def test_encode_workers_are_sent_what_is_recorded(
                 for role, message in sent.items():
                     assert differences(settled(recorded[role][number]), settled(message)) == [], role
                 assert same_rooms(sent)
+            content = [{"type": "input_image", "image_url": data_url(picture(96, 64, seed=5))}]
+            body = {"model": "epd", "input": [{"role": "user", "content": content}]}
+            assert gateway.call("POST", "/v1/responses", body).status == 200
+            assert len(fleet["encode"].seen("encode")) == 3
             refused = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:1"})
             assert refused.status == 400 and "encode and prefill and decode workers" in refused.json["error"]
             gateway.given_back()

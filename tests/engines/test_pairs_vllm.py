@@ -9,6 +9,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines.affinity import Affinity
 from engines.base import EngineError, Finished, Modality, NoWorker, PairRefused, Tensor
+from engines.pairing import difference, facts
 from pipeline.errors import engine_failure
 from tests.engines.pair_bench import HANDED_OVER, falls, pairs, prefills, waits
 from tests.engines.stand_in import answers, chunk, engine, hangs, sends, until
@@ -431,6 +432,50 @@ async def test_both_legs_run_the_same_engine(tmp_path):
         for _ in range(3):
             await bench.events(text())
         assert len(decode.received) == 3 and not other.received
+
+
+async def test_both_legs_hand_over_in_the_same_way(tmp_path):
+    """What only one of them tells decides nothing."""
+    async with pairs(tmp_path, "vllm", labels=NIXL, decode_labels=MOONCAKE) as (bench, [prefill], [other]):
+        prefill.otherwise = prefills()
+        assert await refused(bench, text()) == (503, "no_compatible_pd_pair")
+        with pytest.raises(PairRefused, match="transport nixl and mooncake"):
+            bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE])
+        async with engine() as silent, engine() as paged:
+            await bench.add(silent, "decode")
+            await bench.add(paged, "decode", labels={**NIXL, "page_size": "16"})
+            for _ in range(2):
+                await bench.events(text())
+            assert (len(other.received), len(silent.received), len(paged.received)) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "why"),
+    [
+        ({}, {}, ""),
+        ({"kv_connector": "NixlConnector"}, {}, ""),
+        ({"kv_connector": "NixlConnector"}, {"kv_connector": "NixlConnector"}, ""),
+        ({"kv_connector": "NixlConnector"}, {"kv_connector": "MooncakeConnector"}, "transport nixl and mooncake"),
+        ({"kv_connector": "LMCache"}, {"kv_connector": "lmcache"}, ""),
+        ({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "auto"}, "dtype fp8 and auto"),
+        ({"block_size": "16"}, {"page_size": "32"}, "page 16 and 32"),
+        ({"pairing_protocol": "a", "block_size": "16"}, {"pairing_protocol": "a", "block_size": "32"}, ""),
+        ({"pairing_protocol": "a"}, {"pairing_protocol": "b"}, "protocol a and b"),
+        ({"pairing_protocol": "a", "model_dtype": "x"}, {"model_dtype": "y"}, "model x and y"),
+    ],
+)
+def test_what_keeps_two_workers_apart(prefill, decode, why):
+    assert difference(*(facts("vllm", told, told) for told in (prefill, decode))) == why
+
+
+def test_other_engines_transports():
+    told = {"disaggregation_transfer_backend": "nixl", "kv_cache_dtype": "auto", "page_size": "16"}
+    assert str(facts("sglang", told, {})) == "sglang/nixl/dtype=auto,page=16"
+    assert str(facts("tokenspeed", {}, {})) == "tokenspeed/mooncake/?"
+    assert str(facts("sglang", {}, {})) == "sglang/?/?"
+    assert difference(facts("sglang", told, {}), facts("tokenspeed", {}, {})).startswith(
+        "runtime sglang and tokenspeed"
+    )
 
 
 async def test_each_role_has_its_policy(tmp_path):

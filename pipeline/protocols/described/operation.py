@@ -97,6 +97,7 @@ ENGINE_REFUSALS = (
     "worker_stream_failed",
     "multimodal_inflight_budget",
     "runtime_pd_not_supported",
+    "no_compatible_pd_pair",
     "pd_decode_language_model_only_mrope",
     "pd_decode_language_model_only_media_refs",
     "pd_decode_language_model_only_n_samples",
