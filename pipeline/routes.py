@@ -127,5 +127,6 @@ def _worker_routes(workers: WorkerRoutes) -> list[Route]:
         Route("DELETE", "/workers/{id}", workers.remove, about=about.REMOVE_WORKER),
         Route("GET", "/loads", workers.loads, guarded=False, about=about.LOADS),
         Route("GET", "/get_loads", workers.loads, about=about.LOADS),
+        Route("GET", "/health_generate", workers.health_generate, about=about.HEALTH_GENERATE),
         Route("POST", "/flush_cache", workers.flush_cache, about=about.FLUSH_CACHE),
     ]

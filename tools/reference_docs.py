@@ -215,7 +215,8 @@ def errors() -> str:
         "never hold payloads, queries of URLs or addresses of the internal network.",
         'The routes under `/v1/messages` answer in Anthropic\'s shape, `{"type": "error", "error": {"type", "message", '
         '"code", "param"}, "request_id"}`, with the same codes and statuses; `/workers` in `{"error": text, "code"}` '
-        "with codes of its own, in capitals.",
+        'with codes of its own, in capitals; `/parse/*` of a parser it does not know in `{"error": text, "success": '
+        "false}`.",
         _table(("status", "code", "type", "meaning"), rows),
         "## What an engine's status becomes",
         "For the codes whose status is the engine's. An attempt is repeated, on a worker chosen anew, "

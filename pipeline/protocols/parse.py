@@ -92,5 +92,7 @@ def _calls(said: list[Said]) -> list[dict[str, Any]]:
 
 
 def _unknown(what: str, name: str) -> web.Response:
-    """SMG's body for these routes."""
-    return json_reply({"error": f"Unknown {what}: {name[:80]}", "success": False}, status=400)
+    """SMG's body for these routes, with a code as everywhere."""
+    code = "invalid_value"
+    told = {"error": f"Unknown {what}: {name[:80]}", "success": False, "code": code}
+    return json_reply(told, status=400, headers={"X-SMG-Error-Code": code})

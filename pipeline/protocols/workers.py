@@ -103,6 +103,13 @@ class WorkerRoutes:
         told = [load for _, loads in asked if not isinstance(loads, str) for load in loads]
         return json_reply({**head, "loads": rows, **({"aggregate": _aggregate(told)} if told else {})})
 
+    async def health_generate(self, request: web.Request, ticket: Ticket) -> web.Response:
+        """Whether any engine says at this moment that it is well."""
+        asked = await self._ask(lambda engine: engine.is_healthy(ASK_S))
+        if any(answer is True for _, answer in asked):
+            return web.Response(text="OK")
+        return web.Response(text="no engine worker is healthy", status=503)
+
     async def flush_cache(self, request: web.Request, ticket: Ticket) -> web.Response:
         """Every worker forgets its cached prefixes; 206 when one of them did not."""
         asked = await self._ask(lambda engine: engine.flush_cache(ASK_S))

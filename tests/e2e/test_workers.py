@@ -137,6 +137,14 @@ def test_loads_and_caches(gateway: Running) -> None:
     }
 
 
+def test_engines_are_asked_how_they_are() -> None:
+    with running("--pool-processes=1") as gateway:
+        assert gateway.call("GET", "/health_generate").status == 200
+        gateway.engine.stop()
+        answer = gateway.call("GET", "/health_generate")
+        assert (answer.status, answer.body) == (503, b"no engine worker is healthy")
+
+
 def test_a_worker_that_does_not_answer_is_told_apart(gateway: Running) -> None:
     """It is not in `/loads`, and its cache was not flushed; the others' answers come all the same."""
     added = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:9"}).json["worker_id"]

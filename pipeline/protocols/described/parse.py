@@ -32,6 +32,7 @@ class FoundReasoning(Told, frozen=True):
 class UnknownParser(Told, frozen=True):
     error: str
     success: Literal[False]
+    code: Literal["invalid_value"]
 
 
 FUNCTION_CALL = Operation(

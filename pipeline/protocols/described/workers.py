@@ -177,6 +177,13 @@ REPLACE_WORKER = Operation(
     refuses=_BODY,
 )
 LOADS = Operation(tag="Workers", summary="What the engines' schedulers hold, by their own word", gives=Loads)
+HEALTH_GENERATE = Operation(
+    tag="Workers",
+    summary="Whether any engine says now that it is well",
+    gives=str,
+    media_type="text/plain",
+    others={503: str},
+)
 FLUSH_CACHE = Operation(
     tag="Workers",
     summary="Every engine forgets its cached prefixes",
