@@ -2,6 +2,7 @@
 
     .venv/bin/python tools/fuzz_openapi.py                                      (a minute or two)
     .venv/bin/python tools/fuzz_openapi.py --seconds 900 --seed 7               (before a release)
+    .venv/bin/python tools/fuzz_openapi.py --seconds 900 --stateful             (ids from answers into requests)
 
 No answer may be a 5xx, and each must be what the document says of its route: status, content type, headers, body, every
 event of a stream; what the document calls wrong must be refused, and nothing may pass without the key.  Afterwards the
@@ -48,6 +49,14 @@ _FLAGS = (
 )
 
 
+# One request after the other, with what the last one told: not those of workers, as the only engine would be removed.
+_STATEFUL = (
+    *("--phases", "stateful"),
+    *("--exclude-path-regex", "^/workers"),
+    *("--checks", ",".join([*CHECKS[:5], "use_after_free", "ensure_resource_availability"])),
+)
+
+
 def run(*arguments: str) -> tuple[int, str]:
     """Exit status and report of `schemathesis run`, and whatever is wrong with the gateway afterwards."""
     with site("--api-key", KEY, "--server-timing") as place, tempfile.TemporaryDirectory() as folder:
@@ -89,9 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=int, default=0, help="go on until then; without it one pass")
     parser.add_argument("--examples", type=int, default=100, help="of one route, in one pass")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stateful", action="store_true", help="follow ids through the routes instead")
     parser.add_argument("more", nargs="*", help="arguments of schemathesis")
     options = parser.parse_args(arguments)
     limit = ["--max-time", str(options.seconds)] if options.seconds else []
+    limit += _STATEFUL if options.stateful else ()
     code, report = run("--seed", str(options.seed), "--max-examples", str(options.examples), *limit, *options.more)
     print(report)
     return code
