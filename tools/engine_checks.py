@@ -115,7 +115,7 @@ def with_references(tally: Tally, bench: Bench, label: str) -> None:
 
 def with_pairs(tally: Tally, bench: Bench, model: Path) -> None:
     """Two engines, tensors and references."""
-    ways = {"router": pair_checks.TENSOR_CHECKS, "worker": pair_checks.REFERENCE_CHECKS}
+    ways = {"router": pair_checks.TENSOR_CHECKS, "auto": pair_checks.REFERENCE_CHECKS}
     titles = {processing: f"vllm pair {processing}" for processing in ways}
     wanted = {
         processing: {name: check for name, check in checks.items() if tally.wants(f"{titles[processing]}: {name}")}

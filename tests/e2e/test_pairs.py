@@ -281,7 +281,7 @@ def test_encode_workers_are_sent_what_is_recorded(
             content = [{"type": "input_image", "image_url": data_url(picture(96, 64, seed=5))}]
             body = {"model": "epd", "input": [{"role": "user", "content": content}]}
             assert gateway.call("POST", "/v1/responses", body).status == 200
-            assert len(fleet["encode"].seen("encode")) == 3
+            until(lambda: len(fleet["encode"].seen("encode")) == 3, what="the third item")
             refused = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:1"})
             assert refused.status == 400 and "encode and prefill and decode workers" in refused.json["error"]
             gateway.given_back()

@@ -4,6 +4,7 @@ Answers are held against the recorded ones of a single engine.  That the decode 
 its own: the servicer refuses a leg without pixels that is handed nothing, and its log tells what came from outside.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import re
@@ -42,12 +43,14 @@ def engines(model: Path, package: Path, folder: Path) -> Iterator[tuple[int, int
     for name, target in (("nixl", "nixl_cu13"), ("nixl_cu13", "nixl_cu13"), ("nixl_cu13.libs", "nixl_cu13.libs")):
         (path / name).symlink_to(package / target)  # vLLM imports it by the name without CUDA
     with contextlib.ExitStack() as stack:
-        ports = []
-        for role in ("producer", "consumer"):
+
+        def start(role: str) -> int:
             nixl = Nixl(f"kv_{role}", free_port(), path)
-            log = folder / f"{role}.log"
-            ports.append(stack.enter_context(vllm_engine(model, log, processor="inprocess", nixl=nixl)))
-        yield ports[0], ports[1]
+            return stack.enter_context(vllm_engine(model, folder / f"{role}.log", processor="inprocess", nixl=nixl))
+
+        with concurrent.futures.ThreadPoolExecutor(2) as side_by_side:
+            prefill, decode = side_by_side.map(start, ("producer", "consumer"))
+        yield prefill, decode
 
 
 @contextlib.contextmanager
