@@ -19,6 +19,7 @@ from tools.launch import ROOT
 from tools.redis_server import RedisServer, redis_server
 
 PICTURE = record("qwen3_vl").of("picture").job
+MODEL = record("qwen3_vl").hello["model"]
 DROPPED = 'mediagate_sidecar_jobs_dropped_total{reason="too_large"}'
 
 
@@ -33,7 +34,16 @@ def pair(own_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> It
     """Two sidecars of one worker, one job each at a time; tests end them and put others in their place."""
     folder = tmp_path_factory.mktemp("pair")
     flags = ["--redis-url", own_redis.url, *flags_of(record("qwen3_vl"), folder), "--mm-allow-private-media-hosts"]
-    flags += ["--concurrency", "1", "--shutdown-grace-period-secs", "1", "--max-job-bytes", "300000"]
+    flags += [
+        "--mm-pixel-cache-mb",
+        "16",
+        "--concurrency",
+        "1",
+        "--shutdown-grace-period-secs",
+        "1",
+        "--max-job-bytes",
+        "300000",
+    ]
     limits = {"SMG_VLLM_MM_MAX_RESULT_BYTES": "600000"}
     both = [Sidecar(flags, folder / f"{name}.log", environment=limits, wait=False) for name in ("one", "two")]
     try:
@@ -72,6 +82,18 @@ def test_two_share_one_queue(pair: list[Sidecar], worker: Worker) -> None:
 
     until(lambda: sum(shares()) == 24, "count of 24")  # a job is counted when its answer is out
     assert min(shares()) > 0
+
+
+def test_a_picture_that_was_made_is_not_made_again(pair: list[Sidecar], worker: Worker) -> None:
+    """Each of the two has a cache of its own: three jobs of a picture hit one of them."""
+
+    def hits() -> float:
+        return sum(running.metric('mediagate_pixel_cache_hits_total{model="' + MODEL + '"}') for running in pair)
+
+    before = hits()
+    answers = [worker.asked(worker.job(PICTURE)) for _ in range(3)]
+    assert hits() > before
+    assert answers[0].mm_kwargs == answers[1].mm_kwargs == answers[2].mm_kwargs
 
 
 def test_one_that_is_busy_leaves_the_rest_to_the_other(
