@@ -239,7 +239,9 @@ class Dispatcher:
 
     async def close(self, *, grace_s: float = 1.0) -> None:
         """Let aborts and clean-up that are under way end, within `grace_s`."""
-        if self._background:
+        for _ in range(2):  # what is cut off may have an engine to tell
+            if not self._background:
+                return
             _, late = await asyncio.wait(self._background, timeout=grace_s)
             for task in late:
                 task.cancel()
@@ -257,7 +259,8 @@ class Dispatcher:
 
     async def examined(self, model: str) -> None:
         """Waits a while for workers that are just examined, when there is no other of their role."""
-        roles = ("prefill", "decode") if self.settings.in_pairs else ("regular",)
+        roles = ["prefill", "decode"] if self.settings.in_pairs else ["regular"]
+        roles += ["encode"] if self.settings.with_encoders else []
         missing = [role for role in roles if not self._registry.workers_of(model, role)]
         if not missing:
             return

@@ -146,8 +146,9 @@ class Together:
 
     def worker_of(self, error: EngineError) -> Worker:
         """Whose leg failed."""
-        workers = (self.pair.prefill, self.pair.decode, *self._encoders)
-        return next(worker for worker in workers if worker.url == error.worker)
+        if error.role != "encode":
+            return self.pair.prefill if error.role == "prefill" else self.pair.decode
+        return next((one for one in self._encoders if error.worker in (one.url, one.address)), self._encoders[0])
 
     async def events(self) -> AsyncGenerator[Event, None]:
         if len(self._couples) == 1:
@@ -274,7 +275,9 @@ async def _ended(tasks: "Sequence[asyncio.Task[Any]]", patience_s: float = 0.0) 
     finally:
         for task in tasks:
             task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for end in await asyncio.gather(*tasks, return_exceptions=True):
+        if patience_s and isinstance(end, EngineError):
+            log.info("worker %s: its %s leg failed when the answer was there: %s", end.worker, end.role, end)
 
 
 Legs = PrefillFirst | Together

@@ -69,11 +69,9 @@ def choose_decode(
     fitting = [worker for worker in able if choosing.fits(request, worker)]
     if not fitting and prefill.client is not None and computes_again(prefill.client, request):
         raise PairRefused("multimodal_not_supported", "no decode worker takes the media as the prefill workers do")
-    fitting = fitting or able
-    fresh = [worker for worker in fitting if worker is not failed] or [
-        worker for worker in able if worker is not failed
-    ]
-    return choosing.picked(fresh or able, request.model, affinity)
+    candidates = fitting or able
+    fresh = [worker for worker in candidates if worker is not failed] or [one for one in able if one is not failed]
+    return choosing.picked(fresh or candidates, request.model, affinity)
 
 
 def computes_again(engine: Engine, request: EngineRequest) -> bool:
@@ -92,10 +90,8 @@ def pairing_workers(prefills: list[Worker], decodes: list[Worker]) -> list[Worke
         raise PairRefused(
             "runtime_pd_not_supported", f"backend {prefills[0].runtime} does not support prefill/decode disaggregation"
         )
-    firsts, seconds = (
-        {worker.handover for worker in able},
-        {worker.handover for worker in decodes},
-    )  # a few, however many
+    firsts = {worker.handover for worker in able}  # a few, however many workers
+    seconds = {worker.handover for worker in decodes}
     paired = {first for first in firsts if any(not difference(first, second) for second in seconds)}
     if firsts and seconds and not paired:
         told = "; ".join(sorted({difference(first, second) for first in firsts for second in seconds}))

@@ -217,6 +217,28 @@ def waits_for_a_partner(other):
     return action
 
 
+async def test_a_rank_that_fails_is_not_asked_again(tmp_path):
+    ranks = {"labels": {"dp_size": "2"}, "dp_aware": True, "decode_labels": {"dp_size": "1"}}
+    async with pairs(tmp_path, "sglang", **ranks) as (bench, [prefill], [decode]):
+        await until(lambda: sum(worker.is_healthy for worker in bench.registry.workers) == 3)
+        prefill.script, decode.otherwise = [falls("UNAVAILABLE")], prefilled_by(prefill)
+        events = await bench.events(text())
+        assert isinstance(events[-1], Finished)
+        assert sorted(one.data_parallel_rank for one in prefill.received) == [0, 1]
+
+
+def prefilled_by(prefill):
+    """A decode worker that answers when its prefill worker has."""
+
+    async def action(engine, request, context):
+        while request.request_id not in prefill.finished:
+            await asyncio.sleep(0.005)
+        async for reply in regular_answer(11)(engine, request, context):
+            yield reply
+
+    return action
+
+
 async def test_media_are_not_repeated_when_the_prefill_leg_has_answered(tmp_path):
     async with pairs(tmp_path, "sglang") as (bench, [prefill], [decode]):
         let_go = asyncio.Event()

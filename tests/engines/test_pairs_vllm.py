@@ -394,6 +394,18 @@ async def test_a_hand_over_that_never_ends_is_aborted_in_the_end(tmp_path, monke
         await until(lambda: decode.cancelled and decode.aborted)
 
 
+async def test_the_gateway_ends_while_a_hand_over_is_under_way(tmp_path):
+    async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
+        prefill.otherwise, decode.otherwise = prefills(), hangs
+        run = asyncio.create_task(bench.events(text()))
+        await until(lambda: decode.received)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        await bench.dispatcher.close(grace_s=0.05)
+        await until(lambda: decode.cancelled and decode.aborted)
+
+
 async def test_leaving_in_the_answer_aborts_at_once(tmp_path):
     async with pairs(tmp_path, "vllm", labels=NIXL) as (bench, [prefill], [decode]):
         prefill.otherwise = prefills()
