@@ -16,10 +16,12 @@ from pipeline.protocols.chat import StreamOptions
 from pipeline.protocols.parts import UINT32, decode_body
 from pipeline.protocols.sampling import SamplingFields
 
+MOST_PROMPTS = 128
+
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     model: str
-    prompt: str | Annotated[list[str], Meta(min_length=1)]
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_PROMPTS)]
     max_tokens: Annotated[int, Meta(ge=1, le=UINT32)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=UINT32)] | None = None
@@ -35,8 +37,8 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         return self.n or 1
 
     @property
-    def text(self) -> str:
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[0]
+    def texts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
@@ -45,32 +47,24 @@ _DECODER = msgspec.json.Decoder(CompletionRequest)
 def read(body: bytes | bytearray) -> CompletionRequest:
     """The request; GatewayError for what does not parse, is out of range or belongs to a later version."""
     request = decode_body(_DECODER, body)
-    absent = {
-        "prompt": len(request.prompt) > 1 and not isinstance(request.prompt, str),
-        "suffix": bool(request.suffix),
-        "best_of": request.best_of not in (None, request.choices),
-    }
+    absent = {"suffix": bool(request.suffix), "best_of": request.best_of not in (None, request.choices)}
     for name, asked in absent.items():
         if asked:
-            detail = "several prompts in one request are" if name == "prompt" else f"'{name}' is"
-            raise GatewayError("unsupported_parameter", f"{detail} not available in this version", param=name)
+            raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
     request.check()
     return request
 
 
-def plan_of(request: CompletionRequest, defaults: Mapping[str, Any]) -> MediaPlan:
-    """`defaults`: the worker's sampling defaults."""
-    return MediaPlan(
-        model=request.model,
-        messages=(),
-        parts=(),
-        sampling=request.sampling(
-            defaults,
-            max_tokens=request.max_tokens,
-            min_tokens=request.min_tokens,
-            n=request.n,
-            logprobs=None if request.logprobs is None else max(request.logprobs, 1),
-        ),
-        stream=bool(request.stream),
-        text=request.text,
+def plans_of(request: CompletionRequest, defaults: Mapping[str, Any]) -> list[MediaPlan]:
+    """One for each prompt.  `defaults`: the worker's sampling defaults."""
+    sampling = request.sampling(
+        defaults,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        n=request.n,
+        logprobs=None if request.logprobs is None else max(request.logprobs, 1),
     )
+    return [
+        MediaPlan(model=request.model, messages=(), parts=(), sampling=sampling, stream=bool(request.stream), text=text)
+        for text in request.texts
+    ]

@@ -15,24 +15,27 @@ from pipeline.protocols.choice import Reading, Speech
 from pipeline.protocols.completions import CompletionRequest
 from pipeline.protocols.http import data_frame
 from pipeline.protocols.parts import as_json
-from pipeline.reply import LogprobEntry, Usage
+from pipeline.reply import LogprobEntry, Tally, Usage
 
 
 class CompletionAnswer(Speech):
-    """What all choices have said so far; reasoning stays in the text."""
+    """What all choices have said so far, those of the first prompt first; reasoning stays in the text."""
 
-    def __init__(self, model: ServedModel, asked: CompletionRequest, request: EngineRequest) -> None:
+    def __init__(self, model: ServedModel, asked: CompletionRequest, requests: Sequence[EngineRequest]) -> None:
+        request = requests[0]
         reading = Reading(
-            count=asked.choices,
+            count=asked.choices * len(requests),
             separates=False,
             no_stop_trim=bool(asked.no_stop_trim),
             skip_special_tokens=asked.skip_special_tokens is not False,
             top_logprobs=asked.logprobs,
         )
         super().__init__(model, request, reading)
-        self._echo = request.original_text if asked.echo else ""
+        self.tally = Tally(sum(len(one.input_ids) for one in requests))
+        # of each choice
+        self._echoes = [one.original_text if asked.echo else "" for one in requests for _ in range(asked.choices)]
         self._tells_logprobs = asked.logprobs is not None
-        self._offsets = [len(self._echo)] * asked.choices  # characters told of each choice
+        self._offsets = list(map(len, self._echoes))  # characters told
         self._head = {
             "id": request.request_id,
             "object": "text_completion",
@@ -55,7 +58,8 @@ class CompletionAnswer(Speech):
             entries[event.index] += due
             if self.ended:
                 break
-        choices = [self._choice(index, self._echo + text, entries[index]) for index, text in enumerate(texts)]
+        said = [echo + text for echo, text in zip(self._echoes, texts, strict=True)]
+        choices = [self._choice(index, text, entries[index]) for index, text in enumerate(said)]
         for choice, reader in zip(choices, self.choices, strict=True):
             choice.update(ending_json(reader.ending))
         return as_json({**self._head, "choices": choices, "usage": usage_json(self.usage)})
@@ -68,8 +72,8 @@ class CompletionAnswer(Speech):
                 first_out()
             if event.index not in greeted:
                 greeted.add(event.index)
-                if self._echo:
-                    yield self._chunk([self._choice(event.index, self._echo, [])])
+                if echo := self._echoes[event.index]:
+                    yield self._chunk([self._choice(event.index, echo, [])])
             text, due = self._hear(event)
             if text or due:
                 yield self._chunk([self._choice(event.index, text, due)])

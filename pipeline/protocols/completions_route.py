@@ -15,7 +15,7 @@ class CompletionsApi:
     def read(self, body: bytearray, serving: ServingModel) -> Asked:
         asked = completions.read(body)
         model = serving(asked.model)
-        plan = completions.plan_of(asked, model.sampling_defaults)
-        # the engine's request has the prompt; answers name the model, not its alias
+        plan, *more = completions.plans_of(asked, model.sampling_defaults)
+        # the engine's requests have the prompts; answers name the model, not its alias
         settings = msgspec.structs.replace(asked, prompt="", model=model.model)
-        return Asked(model, plan, lambda request: CompletionAnswer(model, settings, request))
+        return Asked(model, plan, lambda *requests: CompletionAnswer(model, settings, requests), more=more)

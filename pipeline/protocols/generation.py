@@ -27,6 +27,7 @@ from pipeline.plan import MediaPlan, ServedModel, check_text
 from pipeline.prepare import Preparation, Prepared
 from pipeline.protocols.http import EventStream, comment_frame, read_body
 from pipeline.protocols.parts import as_json, check_content_type
+from pipeline.protocols.together import Together
 from pipeline.reply import Tally
 from pipeline.ticket import STAGES, Ticket
 
@@ -71,14 +72,16 @@ class Detached(ABC):
 
 class Asked(msgspec.Struct, frozen=True):
     """A body as it was understood.  `answer(request)` begins the answer to what the engine is sent for it, and holds
-    `kept_bytes` until its end.  `history_bytes`: JSON of earlier requests that the plan is made of as well.
+    `kept_bytes` until its end.  `more`: plans of further prompts, whose requests come behind the first one's.
+    `history_bytes`: JSON of earlier requests that the plan is made of as well.
     """
 
     model: ServedModel
     plan: MediaPlan
-    answer: Callable[[EngineRequest], Answer]
+    answer: Callable[..., Answer]
     kept_bytes: int = 0
     history_bytes: int = 0
+    more: Sequence[MediaPlan] = ()
 
 
 class Api(Protocol):
@@ -179,24 +182,26 @@ class GenerationRoute:
         ticket.routing_key = request.headers.get(ROUTING_KEY_HEADER)
         deadline = asyncio.get_running_loop().time() + self._config.server.request_timeout_s
         async with InTime(deadline, self._config.server.request_timeout_s) as limit:
-            begin_answer, prepared = await self._prepare(request, ticket)
+            begin_answer, prepared, *more = await self._prepare(request, ticket)
             if prepared.request.stream:
                 limit.disarm()
-            return await self._answer(request, ticket, begin_answer, prepared, deadline)
+            return await self._answer(request, ticket, begin_answer, prepared, more, deadline)
 
     async def _answer(
         self,
         request: web.Request,
         ticket: Ticket,
-        begin_answer: Callable[[EngineRequest], Answer],
+        begin_answer: Callable[..., Answer],
         prepared: Prepared,
+        more: Sequence[Prepared],
         deadline: float,
     ) -> web.StreamResponse:
         self._metrics.request_routed(ticket.model, self._api.endpoint, prepared.request.stream)
-        answer = begin_answer(prepared.request)
+        answer = begin_answer(prepared.request, *(one.request for one in more))
         if isinstance(answer, Detached):
             return self._let_go(ticket, answer, prepared, deadline)
-        generation = self._generation(ticket, prepared)
+        generations = [self._generation(ticket, one) for one in (prepared, *more)]
+        generation = Together(generations, prepared.request.sampling.n) if more else generations[0]
         try:
             if prepared.request.stream:
                 return await self._stream(request, ticket, answer, generation, deadline, prepared.told)
@@ -227,7 +232,7 @@ class GenerationRoute:
         self._metrics.router_error(ticket.model, self._api.endpoint, failure.code)
         return failure
 
-    async def _over(self, ticket: Ticket, answer: Answer, generation: Generation) -> None:
+    async def _over(self, ticket: Ticket, answer: Answer, generation: Generation | Together) -> None:
         await generation.aclose()
         usage = answer.tally.usage
         ticket.completion_tokens = usage.completion_tokens
@@ -261,7 +266,7 @@ class GenerationRoute:
 
     async def _prepare(
         self, request: web.Request, ticket: Ticket
-    ) -> tuple[Callable[[EngineRequest], Answer], Prepared]:
+    ) -> tuple[Callable[..., Answer], Prepared, *tuple[Prepared, ...]]:
         """The body lives only in here: data URLs are views of it until their bytes are in spans.
 
         What stays is the prompt, and its bytes stay counted to the end of the request.
@@ -273,19 +278,22 @@ class GenerationRoute:
             ticket.model = asked.model.model
             ticket.items = len(asked.plan.parts)
             media_bytes = sum(len(part.url) for part in asked.plan.parts)
-            check_text(asked.model, len(body) + asked.history_bytes - media_bytes)
-            begin_answer, kept_bytes = asked.answer, asked.kept_bytes
+            text_bytes = len(body) + asked.history_bytes - media_bytes
+            check_text(asked.model, text_bytes // (1 + len(asked.more)))
+            model, begin_answer, more, kept_bytes = asked.model, asked.answer, asked.more, asked.kept_bytes
             preparing = self._stations.preparation.run(asked.model, asked.plan, ticket)
             del asked  # its messages are gone as soon as they are a prompt
-            prepared = await preparing
-            grant.shrink(prompt_bytes(prepared.request) + kept_bytes)
+            prepared = [await preparing]
+            for plan in more:
+                prepared.append(await self._stations.preparation.run(model, plan, ticket))
+            grant.shrink(sum(prompt_bytes(one.request) for one in prepared) + kept_bytes)
         except BaseException:
             grant.release()
             raise
         ticket.custody.keep(grant.release)
-        return begin_answer, prepared
+        return begin_answer, prepared[0], *prepared[1:]
 
-    async def _whole(self, ticket: Ticket, answer: Answer, generation: Generation) -> web.StreamResponse:
+    async def _whole(self, ticket: Ticket, answer: Answer, generation: Generation | Together) -> web.StreamResponse:
         begun = time.perf_counter()
         body = await answer.whole(self._timed(ticket, generation))
         _note_engine(ticket, generation, begun)
@@ -299,7 +307,7 @@ class GenerationRoute:
         request: web.Request,
         ticket: Ticket,
         answer: Answer,
-        generation: Generation,
+        generation: Generation | Together,
         deadline: float,
         told: Sequence[MediaTold],
     ) -> web.StreamResponse:
@@ -353,12 +361,12 @@ def explanation(ticket: Ticket, told: Sequence[MediaTold]) -> bytes:
     return comment_frame(b"mediagate " + as_json(facts))
 
 
-def _note_workers(ticket: Ticket, generation: Generation) -> None:
+def _note_workers(ticket: Ticket, generation: Generation | Together) -> None:
     ticket.worker = generation.worker.url if generation.worker is not None else ""
     ticket.reader = generation.taker.url if generation.taker is not None else ""
 
 
-def _note_engine(ticket: Ticket, generation: Generation, begun: float) -> None:
+def _note_engine(ticket: Ticket, generation: Generation | Together, begun: float) -> None:
     _note_workers(ticket, generation)
     ticket.add("send", generation.send_s)
     ticket.add("engine", max(0.0, time.perf_counter() - begun - generation.send_s))

@@ -1,11 +1,13 @@
 """Text completions, tokenizing and what is told of models, from outside."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.running import MODEL, Answer, Running, running
+from tests.e2e.running import MODEL, Answer, Running, running, until
+from tests.pipeline.bundles import unpack_bundle
 
 COMPLETIONS = "/v1/completions"
 
@@ -74,7 +76,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"prompt": [1, 2]}, 400, "invalid_type", "prompt[0]"),
     ({"prompt": []}, 400, "empty_array", "prompt"),
     ({"prompt": None}, 400, "invalid_type", "prompt"),
-    ({"prompt": ["a", "b"]}, 400, "unsupported_parameter", "prompt"),
+    ({"prompt": ["a"] * 129}, 400, "array_above_max_length", "prompt"),
     ({"suffix": "x"}, 400, "unsupported_parameter", "suffix"),
     ({"best_of": 3}, 400, "unsupported_parameter", "best_of"),
     ({"n": 129}, 400, "integer_above_max_value", "n"),
@@ -167,3 +169,49 @@ def test_without_workers() -> None:
         for path in ("/get_model_info", "/get_server_info"):
             assert gateway.call("GET", path).error == (503, "no_workers")
         assert gateway.call("GET", "/v1/models/x").error == (404, "model_not_found")
+
+
+SAYING = [f"[[say {text}]]" for text in ("one", "two words", "three whole words")]
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    bundle = unpack_bundle("qwen3_vl", tmp_path_factory.mktemp("bundle"))
+    with running("--pool-processes=1", engine=("--bundle", str(bundle), "--tokens-per-chunk", "1")) as found:
+        yield found
+
+
+def test_several_prompts_in_one_request(speaking: Running) -> None:
+    """Choices of the first prompt come first, as in OpenAI's and SMG's answers."""
+    answer = ask(speaking, SAYING, n=2, echo=True)
+    texts = [(choice["index"], choice["text"]) for choice in answer.json["choices"]]
+    said = [text for text in ("one", "two words", "three whole words") for _ in range(2)]
+    asked = [text for text in SAYING for _ in range(2)]
+    assert texts == [(at, echo + text) for at, (echo, text) in enumerate(zip(asked, said, strict=True))]
+    assert len(speaking.seen("generate")) == 3
+    single = [ask(speaking, text).json["usage"] for text in SAYING]
+    usage = answer.json["usage"]
+    assert usage["prompt_tokens"] == sum(one["prompt_tokens"] for one in single)
+    assert usage["completion_tokens"] == 2 * sum(one["completion_tokens"] for one in single)
+    streamed = ask(speaking, SAYING, n=2, echo=True, stream=True)
+    assert put_together(streamed, 6) == [(text, "stop") for _, text in texts]
+    assert streamed.events[-2]["usage"] == usage
+
+
+def test_one_of_several_prompts_that_fails(speaking: Running) -> None:
+    refused = ask(speaking, ["[[say a]]", "[[fault refuse=INTERNAL]]"])
+    assert refused.error == (500, "start_generation_failed")
+    broken = ask(speaking, ["[[say a b c]]", "[[fault break=INTERNAL after=2]] x"], stream=True)
+    assert broken.status == 200 and broken.events[-2]["error"]["code"] == "worker_stream_failed"
+    assert ask(speaking, ["a", "<|image_pad|>"]).error == (400, "multimodal_prompt_contract_mismatch")
+    speaking.given_back()
+
+
+def test_a_client_of_several_prompts_that_leaves(speaking: Running) -> None:
+    body = json.dumps({"model": MODEL, "prompt": ["[[fault slow=20000]] a", "[[fault slow=20000]] b"]}).encode()
+    before = len(speaking.seen("cancelled"))
+    with speaking.connect() as connection:
+        connection.sendall(speaking.head(len(body), "left").replace(b"/v1/chat/completions", b"/v1/completions") + body)
+        until(lambda: speaking.workers()[0]["load"] == 2, what="both are asked")
+    speaking.given_back()
+    until(lambda: len(speaking.seen("cancelled")) == before + 2, what="both are cancelled")

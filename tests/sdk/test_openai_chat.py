@@ -132,5 +132,7 @@ async def test_models_and_completions(chatgpt: Any) -> None:
         await of(chatgpt.models.retrieve("nobody"))
     whole = await of(chatgpt.completions.create(model=MODEL, prompt=say("x y"), max_tokens=9, echo=True))
     assert whole.choices[0].text == say("x y") + "x y"
+    several = await of(chatgpt.completions.create(model=MODEL, prompt=[say("x"), say("y")]))
+    assert [choice.text for choice in several.choices] == ["x", "y"]
     chunks = await events(await of(chatgpt.completions.create(model=MODEL, prompt=say("x y"), stream=True)))
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == "x y"
