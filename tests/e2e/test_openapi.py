@@ -147,6 +147,7 @@ WAYS: Mapping[str, Any] = {
     "GET /health": None,
     "GET /liveness": None,
     "GET /readiness": None,
+    "GET /health_generate": None,
     "GET /get_server_info": None,
     "GET /get_model_info": None,
     "GET /v1/models": None,
