@@ -1,7 +1,11 @@
 """Bodies in and event streams out: what every route with media or tokens needs of HTTP."""
 
+import array
 import asyncio
+import contextlib
+import fcntl
 import re
+import termios
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +24,7 @@ T = TypeVar("T")
 LAST_WRITE_S = 10.0
 
 READ_BUFFER = 1 << 20  # of a body that has its room: it arrives in few pieces
+WRITE_STALL_S = 60.0  # longest time in which a client takes nothing of a stream
 BODY_STALL_S = 30.0  # longest pause within a body
 BODY_GRACE_S = 60.0  # and beyond so long at least this many bytes a second:
 SLOWEST_BODY = 8192
@@ -161,8 +166,20 @@ async def read_json(request: web.Request, bodies: Bodies, limit: int, decoder: "
         grant.release()
 
 
+def unread_bytes(transport: asyncio.BaseTransport) -> int:
+    """What the kernel holds of a connection until its peer has it."""
+    held = array.array("i", [0])
+    fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, held)
+    return held[0]
+
+
 class EventStream:
-    """A `text/event-stream` answer; while the engine is silent, the frame `keepalive` keeps proxies from closing it."""
+    """A `text/event-stream` answer.
+
+    While the engine is silent, the frame `keepalive` keeps proxies from closing it.  A client that takes nothing for
+    WRITE_STALL_S, although there is something for it, holds what engines wait for: its connection is cut.  One timer
+    looks after both; it finds out when it fires, so a frame costs no timer.
+    """
 
     def __init__(
         self,
@@ -176,7 +193,11 @@ class EventStream:
         self._keepalive = keepalive
         self._ticket = ticket
         self._keepalive_s = keepalive_s
-        self._idle: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet_since = self._loop.time()
+        self._writing_since: float | None = None
+        self._held: tuple[float | None, int] = (None, 0)  # the write last looked at, and what the client had not taken
         self._pinging: set[asyncio.Task[None]] = set()
         self.response = web.StreamResponse(headers=headers)
         self.response.content_type = "text/event-stream"
@@ -186,18 +207,19 @@ class EventStream:
     async def __aenter__(self) -> "EventStream":
         self._ticket.is_answering = True
         await self.response.prepare(self._request)
-        self._rearm()
+        self._look()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._disarm()
+        self._stop_looking()
         for task in self._pinging:
             task.cancel()
 
     async def write(self, frame: bytes) -> None:
-        self._disarm()
+        self._writing_since = self._loop.time()
         await self.response.write(frame)
-        self._rearm()
+        self._writing_since = None
+        self._quiet_since = self._loop.time()
 
     async def finish(self, *last: bytes) -> None:
         """The last frames and the end of the body; a client that does not read them is cut off after a while."""
@@ -205,22 +227,50 @@ class EventStream:
             async with asyncio.timeout(LAST_WRITE_S):
                 for frame in last:
                     await self.write(frame)
-                self._disarm()
+                self._stop_looking()
                 await self.response.write_eof()
         except TimeoutError:
-            transport = self._request.transport
-            if transport is not None:
-                transport.abort()
+            self._cut()
 
-    def _rearm(self) -> None:
-        self._disarm()
-        if self._keepalive_s > 0:
-            self._idle = asyncio.get_running_loop().call_later(self._keepalive_s, self._ping)
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self._writing_since is not None:
+            due = self._writing_since + WRITE_STALL_S
+            if now >= due:
+                if not self._is_taken():
+                    self._ticket.message = f"the client read nothing of its answer for {WRITE_STALL_S:g} s"
+                    self._cut()
+                    return
+                due = now + WRITE_STALL_S
+        elif self._keepalive_s > 0:
+            due = self._quiet_since + self._keepalive_s
+            if now >= due:
+                self._ping()
+                due = now + self._keepalive_s
+        else:
+            due = now + WRITE_STALL_S
+        self._timer = self._loop.call_at(due, self._look)
 
-    def _disarm(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+    def _is_taken(self) -> bool:
+        """Whether the client took anything of what the kernel holds since the last look at the same write.
+
+        A socket is writable again only when a good part of its buffer is free, so that a slow client's write may take
+        minutes.
+        """
+        transport = self._request.transport
+        held = 0 if transport is None else unread_bytes(transport)
+        before, self._held = self._held, (self._writing_since, held)
+        return before[0] != self._writing_since or held < before[1]
+
+    def _stop_looking(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _cut(self) -> None:
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()
 
     def _ping(self) -> None:
         task = asyncio.ensure_future(self._send_ping())
@@ -228,8 +278,5 @@ class EventStream:
         task.add_done_callback(self._pinging.discard)
 
     async def _send_ping(self) -> None:
-        try:
-            await self.response.write(self._keepalive)
-        except (ConnectionError, RuntimeError):
-            return  # the client is gone: the handler is being cancelled
-        self._rearm()
+        with contextlib.suppress(ConnectionError, RuntimeError):  # the client is gone: the handler is being cancelled
+            await self.write(self._keepalive)

@@ -103,6 +103,12 @@ class Slow:
     def set_read_chunk_size(self, size: int) -> None:
         self.chunk_sizes.append(size)
 
+    def read_nowait(self) -> bytes:
+        return b""
+
+    def at_eof(self) -> bool:
+        return False
+
     async def readany(self) -> bytes:
         if not self._pieces:
             return b""
