@@ -238,7 +238,7 @@ class Attempt:
         self._trial.answered()
         self._answered()
         self._has_read = self._role != "encode"  # which has accepted it, and may not have read it yet
-        if placement.fresh and self._has_read:
+        if placement.copied and self._has_read:
             self._around.in_background(self._around.transport.end(placement, consumed=True))
 
     def _ends_well(self) -> None:

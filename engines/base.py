@@ -139,10 +139,10 @@ class SharedSegment(Protocol):
 class SegmentStore(Protocol):
     """Where segments come from when a tensor lies in the mapping and the chosen worker reads shared memory."""
 
-    def write(self, buffers: Sequence[memoryview | bytes], *, fresh: bool = False) -> SharedSegment | None:
+    def write(self, buffers: Sequence[memoryview | bytes], *, handed_on: bool = False) -> SharedSegment | None:
         """Copy `buffers` into a segment; None when there is no room (counted by the store).
 
-        `fresh`: a file nobody wrote before and nobody writes again.
+        `handed_on`: its reader hands the name on, so that it is used again only when nobody has it open any more.
         """
         ...
 

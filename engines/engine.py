@@ -64,10 +64,10 @@ class Engine(Protocol):
     """One worker's engine behind its channels.
 
     `modalities`: what it takes at all.  `takes_references`: media by URL.  `takes_segments`: tensors by files in
-    /dev/shm; `keeps_segments`: it hands their names on, so that each needs a file of its own which is never written
-    again.  `pulls_tensors`: tensors over RDMA.  `pairing`: how its workers serve a request in pairs, see `Pairing`;
-    None when they cannot.  `room_bits`: how large the number of a meeting may be; `places_by_room`: that number modulo
-    the ranks is the rank both legs go to.  `encodes`: it has encode workers.
+    /dev/shm; `keeps_segments`: it hands their names on, so that each tensor needs a file of its own and an answer does
+    not tell that it was read.  `pulls_tensors`: tensors over RDMA.  `pairing`: how its workers serve a request in
+    pairs, see `Pairing`; None when they cannot.  `room_bits`: how large the number of a meeting may be;
+    `places_by_room`: that number modulo the ranks is the rank both legs go to.  `encodes`: it has encode workers.
     """
 
     @property

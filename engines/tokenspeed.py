@@ -187,7 +187,8 @@ class EncodeReplies:
 class TokenSpeedEngine(GrpcEngine):
     """One TokenSpeed worker behind its channels.
 
-    It hands the names of segments on to its scheduler, so every tensor gets a file of its own, never used again.
+    It hands the names of segments on to its scheduler, so every tensor gets a file of its own, which is used again when
+    the scheduler has let go of it (`pool.segments`).
     """
 
     name = "tokenspeed"

@@ -5,12 +5,12 @@ Rule: shared memory is an offer, never a condition.  A tensor goes by segment wh
 can pull over RDMA (`engines.rdma`) and finds no slot goes by segment when the worker shares our /dev/shm, else inline.
 The decision is made for every attempt anew, for the worker chosen for it.
 
-Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A batch
-whose pool process already wrote a segment has that one published under a fresh name; other tensors, and all for an
-engine that keeps its files, are copied into fresh segments, which the placement owns.  A placement ends exactly once,
-by `end(consumed=...)`: fresh segments are settled; a batch's own segment stays the caller's, who settles it when
-`engines.dispatch` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run in
-one thread of the transport, so that the event loop never waits.
+Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A
+batch whose pool process already wrote a segment has that one published under a fresh name; other tensors, and all for
+an engine that keeps its files, are copied into segments of their own, which the placement owns.  A placement ends
+exactly once, by `end(consumed=...)`: these are settled; a batch's own segment stays the caller's, who settles it when
+`engines.dispatch` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run
+in one thread of the transport, so that the event loop never waits.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ class TransportSettings(msgspec.Struct, frozen=True):
 class TensorReader(Protocol):
     """What the decision needs to know of an engine worker; `engines.worker.Worker` is one.
 
-    `keeps_segments`: it hands names on, so nothing tells when a file was last read: each is its own and never used
-    again.  `pulls_tensors`: it can read them over RDMA.  `tensor_transport` and `shm_min_bytes` are the worker's own
-    settings and win over the gateway's; None: not set.
+    `keeps_segments`: it hands names on, so its answer does not tell that a file was last read: none is written
+    ahead by a pool process, so that the store can find out.  `pulls_tensors`: it can read them over RDMA.
+    `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not set.
     """
 
     @property
@@ -127,7 +127,7 @@ class Placement:
         self.handles: dict[str, Placed] = {}
         self.leases: list[Lease] = []
         self.published: list[SharedSegment] = []
-        self.fresh: list[SharedSegment] = []
+        self.copied: list[SharedSegment] = []
         self.ended = False
 
     @property
@@ -135,7 +135,7 @@ class Placement:
         """Whether the worker has still to read a segment or a slot."""
         if self.ended:
             return False
-        segments = (*self.published, *self.fresh)
+        segments = (*self.published, *self.copied)
         return any(segment.is_unread for segment in segments) or any(lease.is_unread for lease in self.leases)
 
 
@@ -202,7 +202,7 @@ class Transport:
         if consumed:  # else a reader may be at work, and its slots wait for its word
             for lease in placement.leases:
                 lease.release()
-        if placement.fresh or (placement.published and not consumed):
+        if placement.copied or (placement.published and not consumed):
             await self._in_thread(lambda: _end(placement, consumed))
 
     def close(self) -> None:
@@ -272,10 +272,12 @@ class Transport:
         if outgoing.segment is not None and not placement.keeps:
             placement.published.append(outgoing.segment)
             return outgoing.segment.publish()
-        segment = self._store.write(outgoing.tensor.buffers, fresh=placement.keeps) if self._store is not None else None
+        segment = (
+            self._store.write(outgoing.tensor.buffers, handed_on=placement.keeps) if self._store is not None else None
+        )
         if segment is None:
             return None
-        placement.fresh.append(segment)
+        placement.copied.append(segment)
         return segment.publish()
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
@@ -302,7 +304,7 @@ def _end(placement: Placement, consumed: bool) -> None:
     if not consumed:
         for segment in placement.published:
             _quietly(segment.withdraw)
-    for segment in placement.fresh:
+    for segment in placement.copied:
         _quietly(partial(segment.settle, consumed=consumed, reader=placement.reader))
 
 

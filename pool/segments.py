@@ -9,6 +9,10 @@ Theory of operation
 - `settle` ends the use.  The file is used again only when the engine has answered (`consumed`), its link count is
   back to 1 and no earlier attempt had its name taken away; in any doubt it is *retired*: unlinked, and never written
   again, since a reader may still be at work.
+- A reader may hand the name on to a process that reads later, and unlink before that (TokenSpeed's scheduler maps the
+  file).  Files for such readers are a kind of their own, which only the gateway writes, through its descriptor; one is
+  used again when, besides all that, nobody has it open or mapped any more: the kernel says so
+  (`MasterFile.is_alone`).
 - `share` makes a further use of the same bytes, for another request or for who keeps them.  A file has its fate when
   its last use is settled, and one use that ended in doubt is enough to retire it.
 - Touched pages are the point: a recycled file costs no page fault.  Idle files above `keep_bytes` go, oldest first.
@@ -209,17 +213,17 @@ class SegmentStore:
     def has_room(self, nbytes: int) -> bool:
         """Whether `take` would find room for `nbytes`, as far as the cap tells."""
         with self._lock:
-            if any(nbytes <= file.capacity for file in self._idle):
+            if any(nbytes <= file.capacity for file in self._idle if not file.handed_on):
                 return True
             used = self._bytes - sum(file.capacity for file in self._idle)
             files = self._count - len(self._idle)
             return used + self._capacity(nbytes) <= self.cap_bytes and files < self._max_files
 
-    def take(self, nbytes: int, *, fresh: bool = False) -> Segment | None:
+    def take(self, nbytes: int, *, handed_on: bool = False) -> Segment | None:
         """A segment for `nbytes`, its old bytes undefined; None when there is no room.
 
-        `fresh`: a new file of exactly that size, retired when settled: for a reader that hands the name on
-        (TokenSpeed).
+        `handed_on`: a file of exactly that size, for a reader that hands the name on (TokenSpeed); write it by
+        `Segment.copy_in` only.
         """
         if nbytes < 1:
             raise ValueError(f"a segment needs at least one byte, not {nbytes}")
@@ -227,13 +231,13 @@ class SegmentStore:
         if directory is None:
             self._complain(errno.EROFS, "shared memory is not writable")
             return None
-        file = self._find_or_create(directory, nbytes, fresh)
+        file = self._find_or_create(directory, nbytes, handed_on)
         return None if file is None else Segment(self, directory, file, nbytes)
 
-    def write(self, buffers: Sequence[Buffer], *, fresh: bool = False) -> Segment | None:
+    def write(self, buffers: Sequence[Buffer], *, handed_on: bool = False) -> Segment | None:
         """A segment with `buffers` copied in, back to back; None when there is no room.  Call it from a thread."""
         flat = [memoryview(buffer).cast("B") for buffer in buffers]
-        segment = self.take(sum(buffer.nbytes for buffer in flat), fresh=fresh)
+        segment = self.take(sum(buffer.nbytes for buffer in flat), handed_on=handed_on)
         if segment is None:
             return None
         try:
@@ -288,7 +292,7 @@ class SegmentStore:
                 return
             if file.is_spent:
                 self._remove(file, self._directory, free_pages=not file.is_read)
-            elif os.fstat(file.fd).st_nlink != 1:
+            elif os.fstat(file.fd).st_nlink != 1 or (file.handed_on and not file.is_alone):
                 self._remove(file, self._directory, free_pages=False)
             else:
                 self._keep_idle(file)
@@ -301,11 +305,11 @@ class SegmentStore:
             total -= oldest.capacity
             self._remove(oldest, self._directory, free_pages=True)
 
-    def _find_or_create(self, directory: ShmDirectory, nbytes: int, fresh: bool) -> MasterFile | None:
-        capacity = nbytes if fresh else self._capacity(nbytes)
+    def _find_or_create(self, directory: ShmDirectory, nbytes: int, handed_on: bool) -> MasterFile | None:
+        capacity = nbytes if handed_on else self._capacity(nbytes)
         while True:
             with self._lock:
-                file = None if fresh else self._pop_idle(nbytes, capacity)
+                file = self._pop_idle(nbytes, capacity, handed_on)
                 if file is not None:
                     return file
                 if not self._make_room(capacity):
@@ -314,7 +318,7 @@ class SegmentStore:
                 self._bytes += capacity
                 self._count += 1
             try:
-                file = directory.create(capacity, single_use=fresh)
+                file = directory.create(capacity, handed_on=handed_on)
             except OSError as error:
                 if self._roll_back(capacity, is_full=error.errno == errno.ENOSPC):
                     continue
@@ -331,15 +335,19 @@ class SegmentStore:
     def _capacity(self, nbytes: int) -> int:
         return min(size_class(nbytes), max(nbytes, self.cap_bytes))
 
-    def _pop_idle(self, nbytes: int, capacity: int) -> MasterFile | None:
+    def _pop_idle(self, nbytes: int, capacity: int, handed_on: bool) -> MasterFile | None:
         """The smallest idle file that fits, of equals the one used last; a much larger one only when no new one may
         be made."""
         largest = capacity + capacity // 4 if self._has_room(capacity) else self.cap_bytes
-        fitting = [file for file in reversed(self._idle) if nbytes <= file.capacity <= largest]
+        mine = [file for file in reversed(self._idle) if file.handed_on == handed_on]
+        fitting = [file for file in mine if nbytes <= file.capacity <= largest]
         if not fitting:
             return None
         best = min(fitting, key=lambda file: file.capacity)
         self._idle.remove(best)
+        if handed_on and best.capacity != nbytes:
+            self._bytes -= best.capacity - nbytes
+            best.resize(nbytes)
         best.uses = 1
         return best
 
@@ -379,7 +387,7 @@ class SegmentStore:
             _log.warning("no shared memory: %s: %s", path, error.strerror)
             return None
         try:
-            directory.discard(directory.create(1, single_use=True), free_pages=False)
+            directory.discard(directory.create(1, handed_on=True), free_pages=False)
         except OSError as error:
             directory.close()
             _log.warning("no shared memory: %s: %s", path, error.strerror)

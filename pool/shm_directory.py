@@ -11,28 +11,53 @@ import fcntl
 import itertools
 import mmap
 import os
+import signal
 import time
 
 from pool.leftovers import MASTER_PREFIX, PUBLISHED_PREFIX
+
+_F_SETSIG = 10  # Linux; the module fcntl does not name it
 
 
 class MasterFile:
     """One file with its bytes at offset 0.  `fd` is open (and locked) as long as the name exists, then -1.
 
-    The store's notes: `uses`, how many have it now; `is_spent`, never to be written for another request (from the
-    start when `single_use`, or because a use ended in doubt); `is_read`, a reader may still be at work.
+    `handed_on`: for readers that hand the name on; nobody but the gateway opens it to write.  The store's notes:
+    `uses`, how many have it now; `is_spent`, never to be written for another request, because a use ended in doubt;
+    `is_read`, a reader may still be at work.
     """
 
-    __slots__ = ("_mapping", "capacity", "fd", "is_read", "is_spent", "name", "uses")
+    __slots__ = ("_mapping", "capacity", "fd", "handed_on", "is_read", "is_spent", "name", "uses")
 
-    def __init__(self, name: str, fd: int, capacity: int, single_use: bool) -> None:
+    def __init__(self, name: str, fd: int, capacity: int, handed_on: bool) -> None:
         self.name = name
         self.fd = fd
         self.capacity = capacity
         self.uses = 1
-        self.is_spent = single_use
+        self.handed_on = handed_on
+        self.is_spent = False
         self.is_read = False
         self._mapping: mmap.mmap | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other descriptor of the file is open or mapped, in any process.
+
+        The kernel gives a write lease only then (fcntl(2)); where it gives none, the answer is no.  Whoever opens the
+        file while the lease lasts, which is no time, makes the kernel send a signal: one that is ignored.
+        """
+        try:
+            fcntl.fcntl(self.fd, _F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError:
+            return False
+        return True
+
+    def resize(self, capacity: int) -> None:
+        """Shorter, or as long as it is."""
+        os.ftruncate(self.fd, capacity)
+        self.capacity = capacity
 
     def read_mapping(self) -> mmap.mmap:
         """The file's bytes, read-only; mapped at the first call, so that a recycled file faults in once."""
@@ -71,10 +96,10 @@ class ShmDirectory:
         fd, self.fd = self.fd, -1
         os.close(fd)
 
-    def create(self, capacity: int, *, single_use: bool) -> MasterFile:
+    def create(self, capacity: int, *, handed_on: bool) -> MasterFile:
         """A new file of `capacity` bytes; OSError (ENOSPC, EMFILE, ...) leaves nothing behind.
 
-        A `single_use` one gets its pages when it is written: by a system call, which can say that there is no room.
+        A `handed_on` one gets its pages when it is written: by a system call, which can say that there is no room.
         """
         while True:
             name = f"{MASTER_PREFIX}{self.pid}-{next(self._masters)}"
@@ -85,11 +110,11 @@ class ShmDirectory:
                 continue  # a namesake's, of an earlier life or of another pid namespace
             try:
                 if _is_held(fd):
-                    if single_use:
+                    if handed_on:
                         os.ftruncate(fd, capacity)
                     else:
                         _reserve(fd, capacity)
-                    return MasterFile(name, fd, capacity, single_use)
+                    return MasterFile(name, fd, capacity, handed_on)
             except BaseException:
                 self.unlink(name)
                 os.close(fd)

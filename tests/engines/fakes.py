@@ -105,13 +105,13 @@ class DirectoryStore:
         self.room = True
         self.write_error = self.publish_error = None
 
-    def write(self, buffers, *, fresh=False):
+    def write(self, buffers, *, handed_on=False):
         if self.write_error is not None:
             raise self.write_error
         if not self.room:
             return None
         segment = DirectorySegment(self, buffers)
-        segment.is_fresh = fresh
+        segment.is_handed_on = handed_on
         self.segments.append(segment)
         return segment
 

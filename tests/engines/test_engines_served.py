@@ -123,7 +123,7 @@ async def test_media_arrive_in_the_form_of_the_engine(tmp_path, runtime):
         assert counted == ({runtime} if runtime in ("vllm", "tokenspeed") else set())
 
 
-async def test_tokenspeed_gets_a_fresh_file_for_every_tensor(tmp_path):
+async def test_tokenspeed_gets_a_file_for_every_tensor(tmp_path):
     async with fleet(tmp_path, "tokenspeed", mode="shm", shm_min_bytes=64) as (bench, served):
         outlook = bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE])
         assert not outlook.by_segment  # nothing is written before into a file that is used again
@@ -131,7 +131,7 @@ async def test_tokenspeed_gets_a_fresh_file_for_every_tensor(tmp_path):
         for _ in range(3):
             await bench.events(request)
         assert len(served.tensors) == 6 and len(bench.store.segments) == 6
-        await until(lambda: all(segment.is_fresh and segment.settled for segment in bench.store.segments))
+        await until(lambda: all(segment.is_handed_on and segment.settled for segment in bench.store.segments))
         kinds = [item.encoder_input.WhichOneof("payload") for item in served.received[0].mm_inputs.items]
         assert kinds == ["shm", "shm"]
         side = served.received[0].mm_inputs.items[0].model_specific_tensors["patches_per_image"]

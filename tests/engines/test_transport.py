@@ -186,10 +186,10 @@ async def test_cancelled_while_copying(transport, store):
     started, go_on = threading.Event(), threading.Event()
     write = store.write
 
-    def slow(buffers, *, fresh):
+    def slow(buffers, *, handed_on):
         started.set()
         go_on.wait(10)
-        return write(buffers, fresh=fresh)
+        return write(buffers, handed_on=handed_on)
 
     store.write = slow
     sender = transport(shm_min_bytes=1)

@@ -60,14 +60,14 @@ def store() -> Iterator[SegmentStore]:
     assert (store.bytes, store.count) == (0, 0)
 
 
-def taken(store: SegmentStore, nbytes: int, *, fresh: bool = False) -> Segment:
-    segment = store.take(nbytes, fresh=fresh)
+def taken(store: SegmentStore, nbytes: int, *, handed_on: bool = False) -> Segment:
+    segment = store.take(nbytes, handed_on=handed_on)
     assert segment is not None
     return segment
 
 
-def written(store: SegmentStore, data: bytes, *, fresh: bool = False) -> Segment:
-    segment = store.write([data], fresh=fresh)
+def written(store: SegmentStore, data: bytes, *, handed_on: bool = False) -> Segment:
+    segment = store.write([data], handed_on=handed_on)
     assert segment is not None
     return segment
 
@@ -101,18 +101,52 @@ def test_names_modes_and_links(store: SegmentStore) -> None:
     assert not our_names()
 
 
-def test_a_fresh_segment_has_the_exact_size_and_is_never_used_again(store: SegmentStore) -> None:
+def test_a_file_that_is_handed_on_has_the_exact_size_and_is_used_again_by_its_like(store: SegmentStore) -> None:
     data = os.urandom(70_001)
-    segment = written(store, data, fresh=True)
+    segment = written(store, data, handed_on=True)
     assert os.stat(SHM / segment.name).st_size == segment.capacity == 70_001
     assert consume(segment.publish(), 70_001) == data
     segment.settle(consumed=True)
-    assert not our_names() and store.count == 0
     plain = written(store, data)
-    plain.settle(consumed=True)  # idle now
-    other = taken(store, 70_001, fresh=True)
-    assert other.name != plain.name
-    other.settle(consumed=True)
+    assert plain.name != segment.name, "pool processes map those"
+    plain.settle(consumed=True)
+    shorter = written(store, data[:65_000], handed_on=True)
+    assert shorter.name == segment.name and os.stat(SHM / shorter.name).st_size == 65_000
+    assert store.bytes == 65_000 + plain.capacity
+    assert consume(shorter.publish(), 65_000) == data[:65_000]
+    shorter.settle(consumed=True)
+    longer = written(store, data, handed_on=True)
+    assert longer.name != shorter.name
+    longer.settle(consumed=False)
+
+
+@pytest.mark.parametrize("how", ["open", "mapped", "elsewhere"])
+def test_a_file_that_somebody_still_has_is_not_used_again(store: SegmentStore, how: str) -> None:
+    """A scheduler may map what it was handed, unlink the name, answer, and look again."""
+    data = os.urandom(70_000)
+    segment = written(store, data, handed_on=True)
+    path = SHM / segment.publish()
+    held = os.open(path, os.O_RDONLY)
+    mapping = mmap.mmap(held, 70_000, prot=mmap.PROT_READ)
+    if how == "mapped":
+        os.close(held)
+    if how == "elsewhere":
+        program = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print('up', flush=True); sys.stdin.read()"
+        command = [sys.executable, "-c", program, str(path)]
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert other.stdout is not None and other.stdout.readline() == b"up\n"
+        mapping.close()
+        os.close(held)
+    os.unlink(path)
+    segment.settle(consumed=True)
+    assert not our_names() and store.count == 0, "retired"
+    if how == "elsewhere":
+        other.communicate()
+        return
+    assert mapping[:] == data
+    mapping.close()
+    if how == "open":
+        os.close(held)
 
 
 def test_space_is_reserved_before_anybody_writes(store: SegmentStore) -> None:
@@ -559,7 +593,7 @@ class Reader:
 REQUEST = st.fixed_dictionaries(
     {
         "nbytes": st.sampled_from([1000, 60_000, 600_000]),
-        "fresh": st.booleans(),
+        "handed_on": st.booleans(),
         "attempts": st.lists(st.sampled_from(["unread", "opened", "read"]), max_size=2),
         "answered": st.booleans(),
         "after": st.integers(0, 2),  # requests that begin before this one ends
@@ -570,13 +604,15 @@ REQUEST = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(REQUEST, min_size=2, max_size=12))
 def test_a_segment_handed_out_is_nobody_elses(requests: list[dict[str, Any]]) -> None:
-    """No published name of a segment handed out exists; a reader that no answer has ended sees its own bytes."""
+    """No published name of a segment handed out exists; a reader that no answer has ended sees its own bytes, and one
+    that may have handed the name on does so as long as it has the file open.
+    """
     store = SegmentStore(pid=os.getpid(), cap_bytes=2 * MIB, keep_bytes=MIB)
     readers: list[Reader] = []
     running: list[tuple[int, Segment, dict[str, Any], list[Reader]]] = []
 
     def begin(turn: int, request: dict[str, Any]) -> None:
-        segment = store.take(request["nbytes"], fresh=request["fresh"])
+        segment = store.take(request["nbytes"], handed_on=request["handed_on"])
         if segment is None:
             return
         assert os.stat(SHM / segment.name).st_nlink == 1, "a published name of it still exists"
@@ -596,7 +632,7 @@ def test_a_segment_handed_out_is_nobody_elses(requests: list[dict[str, Any]]) ->
 
     def end(segment: Segment, request: dict[str, Any], mine: list[Reader]) -> None:
         segment.settle(consumed=request["answered"])
-        if request["answered"] and request["attempts"][-1:] == ["read"]:
+        if request["answered"] and request["attempts"][-1:] == ["read"] and not request["handed_on"]:
             mine[-1].is_over = True  # the engine that answered has read; of those that failed before nothing is known
 
     try:
