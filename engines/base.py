@@ -402,3 +402,12 @@ class Observer(Protocol):
 
     def handover_failed(self, worker: str) -> None:
         """A prefill worker was asked for a hand-over and named none."""
+
+    def prefilled(self, model: str, runtime: str, seconds: float) -> None:
+        """A prefill leg that goes first is done."""
+
+    def handed_over(self, model: str, runtime: str, connector: str, seconds: float) -> None:
+        """Its decode leg has begun to answer; `seconds` from the prefill leg's end to the decode leg's message sent."""
+
+    def pair_answered(self, model: str, runtime: str, seconds: float) -> None:
+        """Legs that go together have given their first output."""

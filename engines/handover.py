@@ -28,14 +28,14 @@ GRIDS = frozenset({"image_grid_thw", "video_grid_thw"})
 
 class Handover(msgspec.Struct, frozen=True):
     """`asking`: the prefill leg's JSON.  `taking`, `address`: what the decode leg is told whatever the prefill leg
-    says; `relays`: it is told what that says.  `engine` is the connector, for messages.
+    says; `relays`: it is told what that says.  `connector` in SMG's word: "nixl", "mooncake", "passthrough".
     """
 
     asking: str = ""
     taking: str = ""
     address: tuple[str, int] | None = None
     relays: bool = False
-    connector: str = ""
+    connector: str = "passthrough"
 
 
 def handover(prefill: Worker, choices: int, transfer_id: str) -> Handover:
@@ -43,20 +43,21 @@ def handover(prefill: Worker, choices: int, transfer_id: str) -> Handover:
     connector = prefill.kv.get("kv_connector", "")
     if connector == "MooncakeConnector":
         return _mooncake(prefill, choices, transfer_id)
-    asking = _json(_ASKING) if connector == "NixlConnector" and choices == 1 else ""
-    return Handover(asking, relays=choices == 1, connector=connector)
+    if connector != "NixlConnector":
+        return Handover(relays=choices == 1)
+    return Handover(_json(_ASKING) if choices == 1 else "", relays=choices == 1, connector="nixl")
 
 
 def _mooncake(prefill: Worker, choices: int, transfer_id: str) -> Handover:
     host, port = bootstrap_address(prefill)
     engine_id = _engine_id(prefill)
     if choices > 1 or not engine_id:
-        return Handover(address=(host, port), connector="MooncakeConnector")
+        return Handover(address=(host, port), connector="mooncake")
     named: dict[str, object] = {"transfer_id": transfer_id}
     shown = f"[{host}]" if ":" in host else host
     whom: dict[str, object] = {"remote_engine_id": engine_id, "remote_bootstrap_addr": f"http://{shown}:{port}"}
     taking = {**_TAKING, **named, **whom}
-    return Handover(_json({**_ASKING, **named}), _json(taking), connector="MooncakeConnector")
+    return Handover(_json({**_ASKING, **named}), _json(taking), connector="mooncake")
 
 
 def _engine_id(prefill: Worker) -> str:

@@ -11,6 +11,7 @@ leg leaves behind is its attempt's matter: nothing.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -81,11 +82,13 @@ class PrefillFirst:
             read=self._media.read,
             attempt_id=self._id,
         )
+        begun = time.monotonic()
         async with aclosing(attempt.events()) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     self._handoff = event.handoff
         self.send_s = attempt.send_s
+        self._around.observer.prefilled(self._request.model, self.pair.prefill.runtime, time.monotonic() - begun)
         if self._way.relays and self._way.asking and self._handoff is None:
             self._around.observer.handover_failed(self.pair.prefill.url)
             log.warning("worker %s: no kv_transfer_params from its prefill leg", self.pair.prefill.url)
@@ -105,6 +108,10 @@ class PrefillFirst:
         )
         try:
             async with aclosing(attempt.events()) as events:
+                first = await anext(events)
+                observer, runtime = self._around.observer, self.pair.decode.runtime
+                observer.handed_over(request.model, runtime, self._way.connector, attempt.send_s)
+                yield first
                 async for event in events:
                     yield event
         except EngineError as error:
@@ -190,6 +197,7 @@ class _Couple:
     ) -> None:
         self._around = around
         self._media = media
+        self._model, self._runtime = request.model, pair.prefill.runtime
         meeting = meeting_at(pair.prefill)
         self._encodings = Encodings(request, encoders, around, media)
         rooms = self._encodings.meetings
@@ -216,11 +224,14 @@ class _Couple:
         return max(self._prefill.send_s, self._encodings.send_s)
 
     async def events(self) -> AsyncGenerator[Event, None]:
+        begun = time.monotonic()
         before = [*self._encodings.begin(), asyncio.create_task(_drained(self._prefill.events()))]
         decode = self._decode.events()
         try:
             async with aclosing(decode):
-                yield await self._first(before, decode)
+                first = await self._first(before, decode)
+                self._around.observer.pair_answered(self._model, self._runtime, time.monotonic() - begun)
+                yield first
                 async for event in decode:
                     yield event
         finally:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 _ROUTED = ("router_type", "backend_type", "connection_mode", "model", "endpoint")
+_PAIR = ("backend_type", "model", "runtime")
 _GENERATED = ("router_type", "backend_type", "model", "endpoint")
 
 # SMG's buckets for whole requests and for the time to the first token, in seconds.
@@ -90,6 +91,17 @@ DECLARATIONS: tuple[Declaration, ...] = (
         "Times a worker was chosen, by policy",
     ),
     _counter("smg_worker_retries_total", ("worker_type", "endpoint"), "Further attempts after a failed one"),
+    _histogram("smg_pd_prefill_duration_seconds", _PAIR, "Prefill legs of vLLM pairs, to their end", REQUEST_SECONDS),
+    _histogram(
+        "smg_pd_kv_transfer_duration_seconds",
+        _PAIR,
+        "From the end of a vLLM prefill leg to its decode leg being sent",
+        REQUEST_SECONDS,
+    ),
+    _histogram(
+        "smg_pd_ttft_seconds", _PAIR, "SGLang and TokenSpeed pairs, from sending to the first output", REQUEST_SECONDS
+    ),
+    _counter("smg_pd_kv_connector_mode_total", ("mode",), "Hand-overs of vLLM pairs: nixl, mooncake or passthrough"),
     _counter(
         "smg_pd_kv_transfer_failures_total",
         (),

@@ -257,6 +257,19 @@ class Metrics:
     def handover_failed(self, worker: str) -> None:
         self._count("smg_pd_kv_transfer_failures_total")
 
+    def prefilled(self, model: str, runtime: str, seconds: float) -> None:
+        self._pair("smg_pd_prefill_duration_seconds", model, runtime, seconds)
+
+    def handed_over(self, model: str, runtime: str, connector: str, seconds: float) -> None:
+        self._pair("smg_pd_kv_transfer_duration_seconds", model, runtime, seconds)
+        self._count("smg_pd_kv_connector_mode_total", self._word("mode", connector))
+
+    def pair_answered(self, model: str, runtime: str, seconds: float) -> None:
+        self._pair("smg_pd_ttft_seconds", model, runtime, seconds)
+
+    def _pair(self, name: str, model: str, runtime: str, seconds: float) -> None:
+        self._histogram(name, self._backend, self._model(model), self._word("runtime", runtime)).observe(seconds)
+
     def render(self) -> tuple[str, bytes]:
         """The content type and the exposition of everything observed so far."""
         for (name, *labels), value in self._latest.items():

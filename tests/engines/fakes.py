@@ -20,6 +20,7 @@ class Figures:
     selected: list = field(default_factory=list)  # (worker, policy)
     retries: list = field(default_factory=list)
     roles: list = field(default_factory=list)  # of those selected
+    pairs: list = field(default_factory=list)  # (what, runtime)
     missed_handovers: list = field(default_factory=list)
     breakers: list = field(default_factory=list)  # (worker, before, after)
     outcomes: list = field(default_factory=list)  # (worker, failed)
@@ -51,6 +52,15 @@ class Figures:
 
     def retried(self, worker_type):
         self.retries.append(worker_type)
+
+    def prefilled(self, model, runtime, seconds):
+        self.pairs.append(("prefilled", runtime))
+
+    def handed_over(self, model, runtime, connector, seconds):
+        self.pairs.append((connector, runtime))
+
+    def pair_answered(self, model, runtime, seconds):
+        self.pairs.append(("answered", runtime))
 
     def handover_failed(self, worker):
         self.missed_handovers.append(worker)

@@ -42,6 +42,7 @@ async def test_both_legs_meet_at_the_prefill_worker(tmp_path, runtime, port):
         host, its_port, room = meeting(first)
         assert meeting(second) == (host, its_port, room)
         assert (host, its_port) == ("127.0.0.1", port or 8998)
+        assert bench.figures.pairs == [("answered", runtime)]
         assert 0 <= room < (1 << (31 if runtime == "sglang" else 63)) - 1
         assert bench.free == [True]
 

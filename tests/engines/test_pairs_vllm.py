@@ -57,6 +57,7 @@ async def test_nixl_passes_on_what_the_prefill_leg_returned(tmp_path):
         assert not told.flat_keys and told.mm_hashes == first.mm_inputs.mm_hashes
         assert bench.free == [True]
         assert bench.figures.roles == ["prefill", "decode"]
+        assert bench.figures.pairs == [("prefilled", "vllm"), ("nixl", "vllm")]
 
 
 async def test_tensors_are_free_before_the_answer_begins(tmp_path):
@@ -119,6 +120,7 @@ async def test_nothing_handed_over_is_computed_again(tmp_path, labels, counted):
         prefill.otherwise = prefills(params="")
         await bench.events(picture())
         assert len(bench.figures.missed_handovers) == counted
+        assert bench.figures.pairs[-1] == ("nixl" if counted else "passthrough", "vllm")
         (sent,) = decode.received
         assert sent.mm_inputs.pixel_values.inline == prefill.received[0].mm_inputs.pixel_values.inline
         assert not sent.HasField("kv_transfer_params_json")

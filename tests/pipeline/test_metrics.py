@@ -17,6 +17,10 @@ PEER = json.loads((Path(__file__).parents[1] / "data/metrics/smg_1.13.json").rea
 
 # The documented names that must be there, with their labels.
 DOCUMENTED = {
+    "smg_pd_prefill_duration_seconds": ["backend_type", "model", "runtime"],
+    "smg_pd_kv_transfer_duration_seconds": ["backend_type", "model", "runtime"],
+    "smg_pd_ttft_seconds": ["backend_type", "model", "runtime"],
+    "smg_pd_kv_connector_mode_total": ["mode"],
     "smg_pd_kv_transfer_failures_total": [],
     "smg_mm_processing_total": ["model", "mode", "reason"],
     "smg_mm_tensors_total": ["runtime", "path"],
@@ -105,6 +109,9 @@ def exercised() -> Metrics:
     metrics.breaker_state("grpc://a:1", "open")
     metrics.worker_selected("grpc://a:1", "round_robin", "decode")
     metrics.handover_failed("grpc://a:1")
+    metrics.prefilled("m", "vllm", 0.1)
+    metrics.handed_over("m", "vllm", "nixl", 0.01)
+    metrics.pair_answered("m", "sglang", 0.2)
     metrics.retried("regular")
     return metrics
 
