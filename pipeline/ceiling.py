@@ -21,6 +21,7 @@ WIDEST_CHARACTER = 4  # a text with one emoji takes four bytes for each of its l
 PROMPTS_BYTES = 512 * MIB  # two long texts in the tokenizer, one in the template
 CONNECTION_BYTES = 160 << 10  # of a request that has no room yet
 TLS_BYTES = 256 << 10  # more when it came over TLS: uvloop's buffers
+REMEMBERED_BYTES = 200  # of one block of a prompt, in the index of cache_aware
 WORKER_BYTES = 128 * MIB  # four connections with windows of 32 MiB
 
 
@@ -47,6 +48,7 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
         Share(
             "tensors in /dev/shm", 0 if transport.mode == "inline" else transport.shm_max_bytes, "--mm-shm-max-bytes"
         ),
+        Share("prompts remembered for one model", _remembered_bytes(config), "--max-tree-size"),
         Share("slots of the RDMA lane", lane.slots * lane.slot_bytes if lane else 0, "SMG_RDMA_POOL_SLOTS"),
         Share(
             "bodies, fetched media, prompts", admission.max_inflight_body_bytes * 9 // 8, "--max-inflight-body-bytes"
@@ -76,6 +78,13 @@ def outside_bytes(pool: Pool, media: Media) -> int:
     if media.video_backend == "ffmpeg":
         return pool.process_memory_bytes
     return media.video_max_input_bytes if media.video_backend == "opencv" else 0
+
+
+def _remembered_bytes(config: Config) -> int:
+    """Every role that is chosen by cache_aware has an index."""
+    workers, routing = config.workers, config.routing
+    roles = (workers.policy, workers.prefill_policy, workers.decode_policy)
+    return roles.count("cache_aware") * routing.max_tree_tokens // routing.block_size * REMEMBERED_BYTES
 
 
 def ceiling_bytes(config: Config, *, workers: int | None = None) -> int:
