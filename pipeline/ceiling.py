@@ -82,8 +82,8 @@ def outside_bytes(pool: Pool, media: Media) -> int:
 
 def _remembered_bytes(config: Config) -> int:
     """Every role that is chosen by cache_aware has an index."""
-    workers, routing = config.workers, config.routing
-    roles = (workers.policy, workers.prefill_policy, workers.decode_policy)
+    pairs, routing = config.pairs, config.routing
+    roles = (config.workers.policy, pairs.prefill_policy, pairs.decode_policy)
     return roles.count("cache_aware") * routing.max_tree_tokens // routing.block_size * REMEMBERED_BYTES
 
 
