@@ -108,10 +108,13 @@ def test_a_prefill_worker_killed_while_it_prefills(crew: Crew) -> None:
     assert crew.workers["decode"].seen() == []
 
 
-def test_a_decode_worker_killed_before_it_answers(crew: Crew) -> None:
+def test_a_decode_worker_killed_before_it_answers(crew: Crew, gateway: Running) -> None:
+    """Nothing of the media is held while it decodes: they were the prefill leg's."""
     crew.hold("decode")
     asking = crew.ask()
     crew.saw("decode")
+    until(lambda: not {"inputs", "outputs", "published segments"} & gateway.held().keys(), what="the media's end")
+    assert gateway.held()["slots"] == 1
     crew.workers["decode"].kill()
     assert asking.answer.error == (503, "decode_worker_failed_to_start")
     assert crew.workers["prefill"].seen("abort") == []
