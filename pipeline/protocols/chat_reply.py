@@ -190,8 +190,11 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def logprobs_json(entries: Sequence[LogprobEntry]) -> dict[str, Any]:
-    content = [{**_token_json(entry), "top_logprobs": [_token_json(rival) for rival in entry.top]} for entry in entries]
-    return {"content": content, "refusal": None}
+    return {"content": entries_json(entries), "refusal": None}
+
+
+def entries_json(entries: Sequence[LogprobEntry]) -> list[dict[str, Any]]:
+    return [{**_token_json(entry), "top_logprobs": [_token_json(rival) for rival in entry.top]} for entry in entries]
 
 
 def _token_json(token: TokenText) -> dict[str, Any]:

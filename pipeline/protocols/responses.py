@@ -99,6 +99,12 @@ class ResponsesRequest(msgspec.Struct, frozen=True, dict=True):
         return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     @property
+    def logprobs(self) -> int | None:
+        """Rivals wanted for each token of the text, None for no log-probabilities at all."""
+        wanted = self.top_logprobs or _LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
+    @property
     def items(self) -> list[Item]:
         if isinstance(self.input, str):
             return [Item(role="user", content=self.input)]
@@ -121,7 +127,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, dict=True):
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
 _NO_THINKING = ("none", "minimal")
-_NOT_HERE = ("prompt", "top_logprobs")
+_LOGPROBS = "message.output_text.logprobs"
 
 
 def read(body: bytes | bytearray) -> ResponsesRequest:
@@ -129,11 +135,10 @@ def read(body: bytes | bytearray) -> ResponsesRequest:
     request = decode_body(_DECODER, body)
     if not request.input and not isinstance(request.input, str):
         raise GatewayError("input_items_empty", "input: Input items cannot be empty", param="input")
-    for name in _NOT_HERE:
-        if getattr(request, name):
-            raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
-    if "message.output_text.logprobs" in (request.include or ()):
-        raise GatewayError("unsupported_parameter", "'include': log-probabilities are not available", param="include")
+    if request.prompt:
+        raise GatewayError("unsupported_parameter", "'prompt' is not available in this version", param="prompt")
+    if request.logprobs is not None and request.tool_use.callable:
+        raise GatewayError("unsupported_parameter", "log-probabilities are not told beside tools", param="top_logprobs")
     if request.background and request.stream:
         raise GatewayError(
             "unsupported_parameter", "'background': a stream ends with its request here", param="background"
@@ -214,6 +219,7 @@ def sampling_of(request: ResponsesRequest, defaults: Mapping[str, Any]) -> Sampl
         min_p=defaults.get("min_p"),
         repetition_penalty=defaults.get("repetition_penalty"),
         max_tokens=request.max_output_tokens,
+        logprobs=None if request.logprobs is None else max(request.logprobs, 1),
         constraint=request.constraint,
     )
 

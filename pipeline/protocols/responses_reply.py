@@ -15,11 +15,12 @@ from pipeline.errors import GatewayError
 from pipeline.parsers.output import CallBegun, CallGrown, Said
 from pipeline.parsers.thinking import Thought
 from pipeline.plan import ServedModel
+from pipeline.protocols.chat_reply import entries_json
 from pipeline.protocols.choice import Reading, Speech
 from pipeline.protocols.http import named_frame
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.responses_store import Kept, ResponseStore
-from pipeline.reply import Ending, Usage
+from pipeline.reply import Ending, LogprobEntry, Usage
 from pipeline.ticket import new_id
 
 _OBJECTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -39,6 +40,7 @@ class Asking(msgspec.Struct, frozen=True):
     text: dict[str, Any]
     tool_choice: Any
     tools: Sequence[Any]
+    top_logprobs: int
     top_p: float
     user: str | None
     metadata: dict[str, Any]
@@ -57,15 +59,14 @@ class ResponseAnswer(Speech):
         self._store = store
         self.id = new_id("resp_")
         self._created = int(time.time())
-        self._items = Items()
+        self._items = Items(tells_logprobs=reading.top_logprobs is not None)
         self._number = 0
 
     async def whole(self, events: AsyncIterator[Event]) -> bytes:
         """Everything at once.  Leaves the loop as soon as the answer has ended; the caller closes the generation."""
         async for event in events:
-            for said in self.read(event)[0]:
-                for _ in self._items.say(said):
-                    pass
+            for _ in self._hear(event):
+                pass
             if self.ended:
                 break
         for _ in self._items.close():
@@ -88,13 +89,18 @@ class ResponseAnswer(Speech):
                 }
                 yield self._frame("response.created", response={**head, **whole_head})
                 yield self._frame("response.in_progress", response=head)
-            for said in self.read(event)[0]:
-                for kind, members in self._items.say(said):
-                    yield self._frame(kind, **members)
+            for kind, members in self._hear(event):
+                yield self._frame(kind, **members)
             if self.ended:
                 break
         for kind, members in self._items.close():
             yield self._frame(kind, **members)
+
+    def _hear(self, event: Event) -> "Iterator[Told]":
+        said, entries = self.read(event)
+        self._items.entries += entries
+        for one in said:
+            yield from self._items.say(one)
 
     def closing(self) -> Sequence[bytes]:
         self._keep()
@@ -170,7 +176,7 @@ class ResponseAnswer(Speech):
             "text": asking.text,
             "tool_choice": asking.tool_choice,
             "tools": asking.tools,
-            "top_logprobs": 0,
+            "top_logprobs": asking.top_logprobs,
             "top_p": asking.top_p,
             "truncation": "disabled",
             "usage": usage_json(self.usage) if status is None or status == "failed" else None,
@@ -191,10 +197,15 @@ Told = tuple[str, dict[str, Any]]  # an event's name and members
 
 
 class Items:
-    """The output's items, one open at a time.  `output`: those that are closed."""
+    """The output's items, one open at a time.  `output`: those that are closed.  `entries`: log-probabilities of the
+    text that no event has told yet.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_logprobs: bool = False) -> None:
         self.output: list[dict[str, Any]] = []
+        self.entries: list[LogprobEntry] = []
+        self._tells_logprobs = tells_logprobs
+        self._logprobs: list[dict[str, Any]] = []  # of the open message
         self._open: dict[str, Any] | None = None
         self._pieces: list[str] = []
 
@@ -223,8 +234,10 @@ class Items:
             done = {**item, "arguments": text, "status": status}
         else:
             kind = _PART_OF[item["type"]]
-            yield f"response.{kind}.done", {**place, "content_index": 0, "text": text}
-            part = _part(kind, text)
+            self._due(kind)
+            logprobs = self._all(kind)
+            yield f"response.{kind}.done", {**place, "content_index": 0, "text": text, **logprobs}
+            part = {**_part(kind, text), **logprobs}
             yield "response.content_part.done", {**place, "content_index": 0, "part": part}
             done = {**item, "content": [part], "status": status}
         yield "response.output_item.done", {"output_index": len(self.output), "item": done}
@@ -236,7 +249,22 @@ class Items:
             yield from self._begin(_EMPTY_ITEMS[item_kind](new_id(_PREFIXES[item_kind])))
             yield "response.content_part.added", {**self._place(), "content_index": 0, "part": _part(part_kind, "")}
         self._pieces.append(text)
-        yield f"response.{part_kind}.delta", {**self._place(), "content_index": 0, "delta": text}
+        place = {**self._place(), "content_index": 0}
+        yield f"response.{part_kind}.delta", {**place, "delta": text, **self._due(part_kind)}
+
+    def _due(self, part_kind: str) -> dict[str, Any]:
+        """Log-probabilities that came with the text, for its event."""
+        if not self._tells_logprobs or part_kind != "output_text":
+            return {}
+        due, self.entries = entries_json(self.entries), []
+        self._logprobs += due
+        return {"logprobs": due}
+
+    def _all(self, part_kind: str) -> dict[str, Any]:
+        if not self._tells_logprobs or part_kind != "output_text":
+            return {}
+        told, self._logprobs = self._logprobs, []
+        return {"logprobs": told}
 
     def _begin(self, item: dict[str, Any]) -> Iterator[Told]:
         self._open = item

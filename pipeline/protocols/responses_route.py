@@ -50,7 +50,7 @@ class ResponsesApi:
         if asked.background and self._running.most > 0:
             self._check_background(kept)
             asking = msgspec.structs.replace(asking, background=True)
-        answer = self._answers(model, Reading(use=asked.tool_use), asking)
+        answer = self._answers(model, Reading(use=asked.tool_use, top_logprobs=asked.logprobs), asking)
         return Asked(model, plan, answer, len(kept or b""), sum(map(len, pieces)))
 
     def _answers(self, model: ServedModel, reading: Reading, asking: Asking) -> Any:
@@ -130,6 +130,7 @@ def asking_of(asked: ResponsesRequest, model: str, temperature: float | None, ke
         text=text,
         tool_choice="auto" if asked.tool_choice is None else asked.tool_choice,
         tools=asked.tools or [],
+        top_logprobs=asked.logprobs or 0,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         user=asked.user,
         metadata=asked.metadata or {},

@@ -68,8 +68,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"background": True, "stream": True}, "unsupported_parameter", "background"),
         ({"conversation": "c", "previous_response_id": "r"}, "mutually_exclusive_parameters", "conversation"),
         ({"prompt": {"id": "p"}}, "unsupported_parameter", "prompt"),
-        ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "unsupported_parameter", "include"),
+        ({"top_logprobs": 2, "tools": [{"type": "function", "name": "f"}]}, "unsupported_parameter", "top_logprobs"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice_requires_tools", "tool_choice"),
         (

@@ -221,6 +221,19 @@ async def test_one_in_the_background_that_fails(chatgpt: Any) -> None:
     assert malformed.value.code == "multimodal_prompt_contract_mismatch"
 
 
+async def test_log_probabilities(chatgpt: Any) -> None:
+    asked = {"model": MODEL, "input": say("<think>hm</think>one two"), "top_logprobs": 2}
+    whole = await of(chatgpt.responses.create(include=["message.output_text.logprobs"], **asked))
+    rows = whole.output[1].content[0].logprobs
+    assert "".join(row.token for row in rows) == whole.output_text == "one two"
+    assert all(len(row.top_logprobs) == 2 for row in rows) and whole.top_logprobs == 2
+    told = await events(await of(chatgpt.responses.create(stream=True, **asked)))
+    deltas = [row for event in told if event.type == "response.output_text.delta" for row in event.logprobs]
+    assert [(row.token, row.logprob) for row in deltas] == [(row.token, row.logprob) for row in rows]
+    (done,) = [event for event in told if event.type == "response.output_text.done"]
+    assert len(done.logprobs) == len(rows)
+
+
 async def test_the_limit_makes_it_incomplete(chatgpt: Any) -> None:
     answer = await of(chatgpt.responses.create(model=MODEL, input=say("one two three"), max_output_tokens=2))
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from pipeline.protocols.described.chat import AnswerLogprob
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
@@ -25,6 +26,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 class OutputText(Told, frozen=True, tag="output_text"):
     text: str
     annotations: list[Any]
+    logprobs: list[AnswerLogprob] | UnsetType = UNSET
 
 
 class ReasoningText(Told, frozen=True, tag="reasoning_text"):
