@@ -10,7 +10,6 @@ from tools import fuzz
 from tools.fuzzing import rig
 from tools.fuzzing.rig import Wrong, hunt
 
-
 CASES, LIVE_CASES = 100, 15
 
 
