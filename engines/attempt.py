@@ -2,7 +2,7 @@
 
 Rule: an attempt leaves nothing behind.  Its names in shared memory are withdrawn when it failed, its stream is reset
 when it is left early, and the engine is told to abort whenever the gateway drops a generation that the engine has not
-ended itself. `engines.dispatch` decides who is tried and how often.
+ended itself. `engines.dispatch` decides who is tried, `engines.generation` how often.
 
 A decode leg is dropped late: an engine that is torn off in the middle of a hand-over may crash or leak, so its stream
 stays open in the background until it has begun to answer, DEFERRED_ABORT_S at most.  An encode leg's answer does not

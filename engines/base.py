@@ -220,7 +220,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     order.  Media come as tensors (`media`) or by reference, never both ways.  `original_text`: the rendered prompt
     before expansion.  `stop_ids`: the stop strings that are one token each, as ids, for engines that match no text.
     `request_id` is the id the client sees; dispatch appends a fresh part for every attempt.  Buffers of tensors and of
-    references must stay valid and unchanged until dispatch says that nothing reads them any more (`engines.dispatch`).
+    references must stay valid and unchanged until dispatch says that nothing reads them any more
+    (`engines.generation`).
     `leg` is set by dispatch, when a pair of workers serves the request and this is the half for one of them.
     """
 

@@ -9,7 +9,7 @@ Theory of operation.  `place` gives one attempt a `Placement`: the handles of th
 batch whose pool process already wrote a segment has that one published under a fresh name; other tensors, and all for
 an engine that keeps its files, are copied into segments of their own, which the placement owns.  A placement ends
 exactly once, by `end(consumed=...)`: these are settled; a batch's own segment stays the caller's, who settles it when
-`engines.dispatch` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run
+`engines.generation` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run
 in one thread of the transport, so that the event loop never waits.
 """
 

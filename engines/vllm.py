@@ -3,7 +3,7 @@
 Rule: `build` is pure and gives the message as a list of buffers; big tensors are the very views the pool processes
 wrote, and every field is what SMG 1.13 sends (`tests/data/engine_messages`), except that `min_tokens` and
 `logit_bias` are sent as well and `original_text` always.  `VllmEngine` binds that to the channels of one worker;
-attempts, retries and aborts are decided in `engines.dispatch`.
+attempts, retries and aborts are decided in `engines.generation`.
 """
 
 from collections.abc import Sequence

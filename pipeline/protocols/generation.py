@@ -16,7 +16,8 @@ import msgspec
 from aiohttp import web
 
 from engines.base import EngineError, EngineRequest, Event
-from engines.dispatch import Dispatcher, Generation
+from engines.dispatch import Dispatcher
+from engines.generation import Generation
 from pipeline.admission import Bodies
 from pipeline.catalog import Catalog
 from pipeline.config import Config

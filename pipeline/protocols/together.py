@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from engines.base import Event
-from engines.dispatch import Generation
+from engines.generation import Generation
 from engines.worker import Worker
 
 AHEAD = 4  # events of each that wait for a client that reads slowly

@@ -31,7 +31,8 @@ from engines.base import (
     Tensor,
 )
 from engines.breaker import BreakerSettings, BreakerState
-from engines.dispatch import RETRIED, Dispatcher, DispatchSettings, RetrySettings, _Media, is_retried
+from engines.dispatch import Dispatcher, DispatchSettings, RetrySettings
+from engines.generation import RETRIED, Media, is_retried
 from engines.health import HealthSettings
 from engines.registry import Registry, RegistrySettings
 from engines.transport import Transport, TransportSettings
@@ -833,7 +834,7 @@ class HeldDrain:
 @given(st.lists(st.sampled_from(["read", "drain", "consumed", "over"]), max_size=30))
 def test_media_are_told_free_once_and_not_before(steps):
     told, reads, drains, verdict = [], [], [], None
-    media = _Media(lambda: reads.append(len(told)), told.append)
+    media = Media(lambda: reads.append(len(told)), told.append)
     for step in steps:
         if step == "read" and verdict is None:  # no attempt begins after the verdict
             drains.append(HeldDrain())
