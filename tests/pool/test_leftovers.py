@@ -37,8 +37,8 @@ import os, sys
 from pool.segments import SegmentStore
 store = SegmentStore(pid=int(sys.argv[2]) or os.getpid(), cap_bytes=1 << 20, directory=sys.argv[1])
 segment = store.write([b"left"])
+store.take(10)  # before it says so: a third name
 print(segment.name, segment.publish(), flush=True)
-store.take(10)
 sys.stdin.readline()
 os._exit(9)
 """
