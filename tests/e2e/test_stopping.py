@@ -124,6 +124,23 @@ def test_a_request_that_outlives_the_grace_is_cut() -> None:
         assert "ending with 1 requests unfinished" in gateway.log()
 
 
+def test_a_response_in_the_background_is_waited_for_and_cut_as_any_request() -> None:
+    """It has no client that waits; what it holds is given back, and its engine is told."""
+    asked = {"model": "qwen3-vl-demo", "background": True}
+    quick = (*QUICK, "--shutdown-grace-period-secs=2")
+    with running(quick=quick) as gateway:
+        for words in ("[[fault slow=700]] short", "[[fault slow=60000]] long"):
+            begun = gateway.call("POST", "/v1/responses", {**asked, "input": words})
+            assert begun.json["status"] == "queued"
+        until(lambda: gateway.workers()[0]["load"] == 2, what="both are asked")
+        gateway.gateway.process.send_signal(signal.SIGINT)
+        assert ends(gateway) == 0
+        log = gateway.log()
+        assert "waiting for 2 requests" in log and "ending with 1 requests unfinished" in log
+        assert "Traceback" not in log and "never awaited" not in log
+        until(lambda: len(gateway.seen("cancelled")) == 1, what="the engine is told")
+
+
 def test_a_connection_that_is_kept_alive_does_not_keep_the_gateway() -> None:
     """A busy client learns from `Connection: close` that it should go elsewhere, and loses nothing."""
     with running(quick=settle(1)) as gateway:
