@@ -84,7 +84,7 @@ class AdminRoutes:
         return json_reply({**told, "healthy_workers": healthy, "total_workers": len(workers)})
 
     def _model_card(self, name: str) -> dict[str, Any]:
-        card: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "local"}
+        card: dict[str, Any] = {"id": name, "object": "model", "created": 0, "owned_by": "self_hosted"}
         served = self._catalog.get(name)
         if served is not None:
             card["max_model_len"] = served.max_context
