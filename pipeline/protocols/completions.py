@@ -16,14 +16,14 @@ from pipeline.protocols.chat import StreamOptions
 from pipeline.protocols.parts import UINT32, decode_body
 from pipeline.protocols.sampling import SamplingFields
 
-MOST_PROMPTS = 128
+MOST_CHOICES = 128  # of one request, all prompts together
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     model: str
-    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_PROMPTS)]
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MOST_CHOICES)]
     max_tokens: Annotated[int, Meta(ge=1, le=UINT32)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=UINT32)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -51,6 +51,12 @@ def read(body: bytes | bytearray) -> CompletionRequest:
     for name, asked in absent.items():
         if asked:
             raise GatewayError("unsupported_parameter", f"'{name}' is not available in this version", param=name)
+    if len(request.texts) * request.choices > MOST_CHOICES:
+        raise GatewayError(
+            "integer_above_max_value",
+            f"n: {request.choices} choices for each of {len(request.texts)} prompts are more than {MOST_CHOICES}",
+            param="n",
+        )
     request.check()
     return request
 

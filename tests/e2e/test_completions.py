@@ -77,6 +77,7 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"prompt": []}, 400, "empty_array", "prompt"),
     ({"prompt": None}, 400, "invalid_type", "prompt"),
     ({"prompt": ["a"] * 129}, 400, "array_above_max_length", "prompt"),
+    ({"prompt": ["a"] * 2, "n": 65}, 400, "integer_above_max_value", "n"),
     ({"suffix": "x"}, 400, "unsupported_parameter", "suffix"),
     ({"best_of": 3}, 400, "unsupported_parameter", "best_of"),
     ({"n": 129}, 400, "integer_above_max_value", "n"),
