@@ -2,9 +2,9 @@
 
 Theory of operation.  A `Call` is what a connection (`engines.link`) knows of it: the connection tells it what arrived
 (`opened`, `arrived`, `trailers`, `ended`) or that nothing will any more (`terminate`), and what the reader has to see
-wakes the one task that waits in here.  Replies are cut from the stream as they arrive; bytes are acknowledged to the
-peer when the reader has taken what was there, so a reader that is slow holds the engine back by at most a stream's
-window.
+wakes the one task that waits in here.  Bytes are kept as they arrived and cut into replies when those are asked for;
+they are acknowledged to the peer when the reader has taken what was there, so a reader that is slow holds the engine
+back, and costs at most a stream's window.
 
 Errors are foreign ones: GRPCError for the engine's status, StreamTerminatedError for a stream or connection that ended
 before, h2's, OSError from connecting, Unreadable for an answer that cannot be taken apart.  `engines.channel`
@@ -14,16 +14,14 @@ translates them.
 import asyncio
 import functools
 import struct
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.metadata import decode_grpc_message
-from h2.connection import ConnectionState, H2Connection
+from h2.connection import ConnectionState
 from h2.errors import ErrorCodes
-from h2.stream import H2Stream
 
 from engines import frames
 from engines.scatter import SCATTER_MIN_BYTES, Drain, Outgoing
@@ -70,8 +68,7 @@ class Call:
         self._protocol: EngineProtocol | None = None
         self._outgoing: Outgoing | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._replies: deque[bytes] = deque()
-        self._rest = bytearray()  # of a reply that is not whole
+        self._rest = bytearray()  # what has arrived and was not yet asked for
         self._unacknowledged = 0
         self._is_ended = False
         self._error: Exception | None = None
@@ -83,17 +80,19 @@ class Call:
         has answered before that: `reply` tells what it said.
 
         The buffers stay untouched until `drain` is set: by this method, or later by the connection while its feeder
-        `holds` the drain.  After any error, and after a cancellation, the caller closes the call.  TypeError for a
-        buffer that is not contiguous.
+        `holds` the drain.  After any error, and after a cancellation, the caller closes the call.  TypeError or
+        BufferError for a buffer that is not contiguous.
         """
+        block = frames.request_block(self._channel.scheme, self._channel.authority, self._path, self._metadata)
+        small = _joined(parts) if nbytes_of(parts) < SCATTER_MIN_BYTES else None
         protocol = await self._place()
         h2 = protocol.h2
-        stream = frames.open_stream(h2)
+        stream = frames.open_stream(h2)  # from here to the write nothing may fail: the peer would not know the stream
         self.id, self._protocol = stream.stream_id, protocol
         protocol.processor.enter(self)
-        block = frames.request_block(self._channel.scheme, self._channel.authority, self._path, self._metadata)
         head = h2.data_to_send() + frames.headers_frame(h2, stream, block)
-        if nbytes_of(parts) < SCATTER_MIN_BYTES and (data := _small_message(h2, stream, parts)) is not None:
+        data = None if small is None else frames.last_data_frame(h2, stream, small)
+        if data is not None:
             drain.set()  # `data` is a copy
             protocol.write(head + data)
             return
@@ -152,19 +151,7 @@ class Call:
     def arrived(self, data: bytes, acknowledgeable: int) -> None:
         """Bytes of replies; `acknowledgeable`: what they took of the windows, padding included."""
         self._unacknowledged += acknowledgeable
-        rest = self._rest
-        rest += data
-        while len(rest) >= _PREFIX.size and self._error is None:
-            is_compressed, nbytes = _PREFIX.unpack_from(rest)
-            if is_compressed:
-                self._error = Unreadable("compressed, which was not asked for")
-            elif nbytes > MOST_REPLY_BYTES:
-                self._error = Unreadable(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
-            elif len(rest) < _PREFIX.size + nbytes:
-                break
-            else:
-                self._replies.append(bytes(rest[_PREFIX.size : _PREFIX.size + nbytes]))
-                del rest[: _PREFIX.size + nbytes]
+        self._rest += data
         self.wake()
 
     def ended(self) -> None:
@@ -196,13 +183,30 @@ class Call:
         while True:
             if self._error is not None:
                 raise self._error
-            if self._replies:
-                return self._replies.popleft()
+            if (reply := self._cut()) is not None:
+                return reply
             if self._is_ended:
                 self._check_end()
                 return None
             self._acknowledge()
             await self._arrival()
+
+    def _cut(self) -> bytes | None:
+        """The next whole reply of what has arrived; None when there is none yet."""
+        rest = self._rest
+        if len(rest) < _PREFIX.size:
+            return None
+        is_compressed, nbytes = _PREFIX.unpack_from(rest)
+        if is_compressed:
+            raise Unreadable("compressed, which was not asked for")
+        if nbytes > MOST_REPLY_BYTES:
+            raise Unreadable(f"a reply of {nbytes} bytes, more than {MOST_REPLY_BYTES}")
+        end = _PREFIX.size + nbytes
+        if len(rest) < end:
+            return None
+        reply = bytes(rest[_PREFIX.size : end])
+        del rest[:end]
+        return reply
 
     async def _arrival(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -264,9 +268,9 @@ class Call:
         return stream is not None and not stream.closed
 
 
-def _small_message(h2: H2Connection, stream: H2Stream, parts: Sequence[Part]) -> bytes | None:
+def _joined(parts: Sequence[Part]) -> bytes:
     message = b"".join(parts)
-    return frames.last_data_frame(h2, stream, _PREFIX.pack(0, len(message)) + message)
+    return _PREFIX.pack(0, len(message)) + message
 
 
 _OK: tuple[Status, str | None] = (Status.OK, None)

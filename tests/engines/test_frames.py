@@ -292,3 +292,21 @@ async def test_a_small_message_waits_for_its_window():
         await request.until_ended()
         request.answer(REPLY)
         assert [reply async for reply in stream] == [REPLY]
+
+
+async def test_what_cannot_be_sent_leaves_the_connection_alone():
+    """A stream that the peer has never heard of must not be reset: that ends the connection, with all its calls."""
+    async with listening(auto_grant=True) as server, worker(server) as channels:
+        other = asyncio.create_task(call(channels, body(100)))
+        first = await server.request()
+        with pytest.raises((TypeError, BufferError)):
+            await channels.stream(GENERATE, [memoryview(b"gaps")[::2]], pb.GenerateResponse).__aenter__()
+        with pytest.raises(ValueError):
+            await channels.stream(GENERATE, [b"x"], pb.GenerateResponse, metadata={"X": "y"}).__aenter__()
+        again = asyncio.create_task(call(channels, body(100)))
+        second = await server.request()
+        for request in (first, second):
+            await request.until_ended()
+            request.answer(REPLY)
+        assert await other == await again == [REPLY]
+        assert len(server.peers) == 1
