@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engines.base import Modality, Sampling
-from pipeline import parsers
+from pipeline import models, parsers
 from pipeline.bundle import Bundle
 from pipeline.errors import GatewayError
 from pipeline.models.base import Anchor, Family, Hints, Vocabulary
@@ -99,7 +99,8 @@ def check_items(model: ServedModel, parts: Sequence[MediaPart], engine_limits: M
     if family is None:
         raise GatewayError(
             "invalid_multimodal_request",
-            f"Invalid multimodal request: model {model.model} has no multimodal processor",
+            f"Invalid multimodal request: model {model.model} has no multimodal processor; "
+            f"the families that exist are {', '.join(models.names())}",
         )
     for modality, count in Counter(part.modality for part in parts).items():
         word = modality.value

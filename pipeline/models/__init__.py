@@ -86,6 +86,11 @@ def by_name(name: str) -> Family:
     return discover().by_name(name)
 
 
+def names() -> list[str]:
+    """Of all families, in the alphabet's order."""
+    return sorted(family.name for family in discover().all)
+
+
 def taken_by_reference() -> list[str]:
     """The names of the families of which is known what vLLM makes of references."""
     return sorted(family.name for family in discover().all if family.vllm_items is not None)
