@@ -5,9 +5,10 @@
     .venv/bin/python tools/family_table.py --only llama4,kimi_k3 --no-peer
 
 A row is a test bundle.  "Vectors": recorded pictures whose tensor has the reference's SHA-256, or what its test allows
-where a reference resizes with stock Pillow.  "As the peer": pictures of which both gateways send an engine stand-in the
-same prompt ids, ranges and tensors.  CPU is that of a 1080p JPEG in this process, to float32; "textbook" is numpy's
-conversion to float, division and transpose into a tensor of the same size, to be held against ours without resizing.
+where a reference resizes with stock Pillow.  "As the peer": what both gateways send an engine stand-in of three
+pictures: all equal; or the replaced anchors, grids and shapes are, and 256 values of each tensor lie that close.  CPU
+is that of a 1080p JPEG in this process, to float32; "textbook" is numpy's conversion to float, division and transpose
+into a tensor of the same size, to be held against ours without resizing.
 """
 
 import argparse
@@ -178,7 +179,7 @@ def _cpu_ms(work: Callable[[], Any]) -> float:
 
 
 def as_peer(name: str, peer: list[str]) -> str:
-    """How many of some pictures both gateways send alike; what the peer says when it serves none."""
+    """Whether both gateways send the same of some pictures."""
     ours = [sys.executable, "gateway.py"]
     with tempfile.TemporaryDirectory(prefix="mediagate-family-") as made:
         folder = Path(made)
@@ -187,10 +188,47 @@ def as_peer(name: str, peer: list[str]) -> str:
             seen = {side: list(_sent(name, bundle, command, folder)) for side, command in (("o", ours), ("p", peer))}
         except LaunchError:
             return "not served"
-    if not any(isinstance(one, dict) for one in seen["p"]):
+    if not all(isinstance(one, dict) for one in seen["p"]):
         return "not served"
-    alike = sum(one == other for one, other in zip(seen["o"], seen["p"], strict=True))
-    return f"{alike} of {len(PEER_KINDS)}"
+    if not all(isinstance(one, dict) for one in seen["o"]):
+        return "differs"
+    return apart(seen["o"], seen["p"])
+
+
+def apart(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+    """In words: "equal", how far the values that were looked at lie apart, or that something else differs."""
+    worst = 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        samples = [_samples(side) for side in (one, other)]
+        if _without_values(one) != _without_values(other) or samples[0].shape != samples[1].shape:
+            return "differs"
+        if _digests(one) != _digests(other):
+            worst = max(worst, float(np.abs(samples[0] - samples[1]).max(initial=0.0)), 1e-9)
+    return f"within {worst:.1g}" if worst else "equal"
+
+
+def _digests(seen: Any) -> list[str]:
+    return [tensor["sha256"] for batch in seen["media"] for _, tensor in sorted(batch["tensors"].items())]
+
+
+def _samples(seen: Any) -> np.ndarray[Any, Any]:
+    tensors = [tensor for batch in seen["media"] for _, tensor in sorted(batch["tensors"].items())]
+    return np.array([value for tensor in tensors for value in tensor.get("sample", ())], np.float64)
+
+
+def _without_values(seen: Any) -> Any:
+    """What has to be equal: the prompt's ids where the item stands, names, shapes, grids and counts.
+
+    Not the rest of the prompt: test bundles have cut tokenizers, which the peer reads in another way.
+    """
+    plain = json.loads(json.dumps(seen["media"]))
+    ids = [token for token, count in seen["input_ids"] for _ in range(count)]
+    for batch in plain:
+        batch["ranges"] = [ids[offset : offset + length] for offset, length in batch["ranges"]]
+        for tensor in batch["tensors"].values():
+            if "sample" in tensor:
+                del tensor["sample"], tensor["sha256"]
+    return plain
 
 
 def _sent(name: str, bundle: Path, command: list[str], folder: Path) -> Iterator[dict[str, Any] | int]:

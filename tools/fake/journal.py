@@ -18,7 +18,7 @@ def record(request: Any, seen: Seen) -> dict[str, Any]:
     for batch in seen.batches:
         tensors = {
             name: {"dtype": t.dtype, "shape": list(t.shape), "transport": t.transport, "sha256": t.sha256}
-            | ({"values": list(t.values)} if t.values else {})
+            | ({"values": list(t.values)} if t.values else {"sample": list(t.sample)} if t.sample else {})
             for name, t in batch.tensors.items()
         }
         ranges = [list(place) for place in batch.ranges]

@@ -18,7 +18,7 @@ import numpy as np
 SEGMENT_PREFIX = "smg-tokenspeed-"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int64": 8, "uint32": 4}
 _NUMPY = {"float32": np.float32, "float16": np.float16, "uint8": np.uint8, "int64": np.int64, "uint32": np.uint32}
-_SMALL = 256  # values of tensors up to this many elements are kept
+_SMALL = 256  # values of tensors up to this many elements are kept, and as many evenly spread ones of larger
 
 
 class Refused(Exception):
@@ -27,7 +27,9 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class SeenTensor:
-    """One tensor as it arrived.  `sha256` is empty in light mode; `values` only for small ones, flat, in C order."""
+    """One tensor as it arrived.  `sha256` is empty in light mode; `values` only for small ones, flat, in C order;
+    `sample`: some of a larger one.
+    """
 
     name: str
     dtype: str
@@ -36,6 +38,7 @@ class SeenTensor:
     nbytes: int
     sha256: str
     values: tuple[int | float, ...]
+    sample: tuple[int | float, ...] = ()
 
     def rows(self) -> list[list[int]]:
         """The values of a small 2-D integer tensor, such as a grid."""
@@ -75,7 +78,8 @@ class Reader:
         if not light:
             _look_at_every_value(name, tensor.dtype, data)
         digest = "" if light else hashlib.sha256(data).hexdigest()
-        return SeenTensor(name, tensor.dtype, shape, kind, len(data), digest, values)
+        sample = () if light or values else _sample(tensor.dtype, data)
+        return SeenTensor(name, tensor.dtype, shape, kind, len(data), digest, values, sample)
 
     def _segment(self, name: str, handle: Any) -> memoryview:
         if not handle.name.startswith(SEGMENT_PREFIX) or "/" in handle.name:
@@ -107,6 +111,14 @@ class Reader:
                 raise Refused(f"{name}: segment is short, {done} of {nbytes} bytes")
             done += got
         return view
+
+
+def _sample(dtype: str, data: memoryview) -> tuple[int | float, ...]:
+    """Values evenly spread over a tensor; none of a type numpy does not have."""
+    if dtype not in _NUMPY:
+        return ()
+    whole = np.frombuffer(data, _NUMPY[dtype])
+    return tuple(whole[np.linspace(0, whole.size - 1, min(_SMALL, whole.size)).astype(int)].tolist())
 
 
 def _look_at_every_value(name: str, dtype: str, data: memoryview) -> None:
