@@ -234,6 +234,9 @@ def _main(options: argparse.Namespace, folder: Path) -> int:
     for scenario in SCENARIOS:
         if options.scenario and scenario.name not in options.scenario:
             continue
+        if scenario.lacks:
+            print(f"{scenario.name} is left out: {scenario.lacks}", file=sys.stderr)
+            continue
         print(f"{scenario.name} ...", file=sys.stderr, flush=True)
         requests = options.requests or max(2, round(scenario.requests * share))
         results.append(compare(sides, scenario, pairs=pairs, requests=requests))

@@ -210,7 +210,7 @@ def with_peer(tally: Tally, command: list[str], folder: Path) -> None:
     quiet = {side: known_flags(one, QUIET) for side, one in sides.items()}
     for scenario in SCENARIOS:
         name = f"peer: {scenario.name}"
-        if scenario.concurrency == 1 and tally.wants(name):
+        if scenario.concurrency == 1 and not scenario.lacks and tally.wants(name):
             tally.run(name, functools.partial(_same_tensors, sides, quiet, scenario, folder))
 
 

@@ -1,6 +1,7 @@
 """What the comparison measures: one row for every kind of request, with the ratio that is the target for it."""
 
 import dataclasses
+import shutil
 
 SHM = ("--multimodal-tensor-transport", "shm")
 INLINE = ("--multimodal-tensor-transport", "inline")
@@ -30,6 +31,13 @@ class Scenario:
     targets: tuple[tuple[str, float, float], ...] = ()  # figure, must, ambitious
     concurrency: int = 1
     labels: tuple[str, ...] = ()
+
+    @property
+    def lacks(self) -> str:
+        """What the peer needs for it and this machine has not."""
+        needs_programs = "mp4" in self.mix and not (shutil.which("ffmpeg") and shutil.which("ffprobe"))
+        return "the peer decodes clips with ffmpeg and ffprobe (Debian: ffmpeg)" if needs_programs else ""
+
     runtime: str = "vllm"
 
 
