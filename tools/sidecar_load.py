@@ -15,10 +15,9 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from smg_grpc_servicer import mm_sidecar_protocol as published
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -28,6 +27,7 @@ from tests.engines_real.published_sidecar import published_sidecar  # noqa: E402
 from tests.pipeline.bundles import unpack_bundle  # noqa: E402
 from tests.sidecar.asked import Asked  # noqa: E402
 from tests.sidecar.running import Sidecar, Worker  # noqa: E402
+from tools.load.bodies import made_unique  # noqa: E402
 from tools.load.photos import encode, photo  # noqa: E402
 from tools.load.processes import Watch  # noqa: E402
 from tools.redis_server import RedisServer, redis_server  # noqa: E402
@@ -57,26 +57,40 @@ def theirs(model: Path, server: RedisServer, folder: Path, processes: int) -> It
 SIDES = {"ours": ours, "published": theirs}
 
 
-def jobs(model: Path, fingerprint: published.Fingerprint) -> list[published.Job]:
-    """A job for each picture."""
-    text, ids = Asked("", (("image", ""),)).prompt(load_bundle(model))
-    made = []
-    for seed in range(PICTURES):
-        file = base64.b64encode(encode(photo(1920, 1080, seed), "jpeg")).decode()
-        items = [published.JobItem("image", f"data:image/jpeg;base64,{file}")]
-        made.append(published.Job(1, "0" * 32, "load", fingerprint, ids, text, items, 0, 0))
-    return made
+class Jobs:
+    """Jobs of pictures nobody has seen: both sides keep tensors, so no file is sent twice."""
+
+    def __init__(self, model: Path, fingerprint: published.Fingerprint) -> None:
+        self._text, self._ids = Asked("", (("image", ""),)).prompt(load_bundle(model))
+        self._fingerprint = fingerprint
+        self._files = [encode(photo(1920, 1080, seed), "jpeg") for seed in range(PICTURES)]
+        self._sent = 0
+
+    def next(self) -> published.Job:
+        self._sent += 1
+        file = made_unique(self._files[self._sent % PICTURES], self._sent)
+        url = f"data:image/jpeg;base64,{base64.b64encode(file).decode()}"
+        now_ms = int(time.time() * 1000)
+        return published.Job(
+            v=published.SCHEMA_VERSION,
+            job_id=f"{self._sent:032x}",
+            request_id="load",
+            fingerprint=self._fingerprint,
+            prompt_token_ids=self._ids,
+            prompt=self._text,
+            items=[published.JobItem("image", url)],
+            enqueued_ms=now_ms,
+            deadline_ms=now_ms + 120_000,
+        )
 
 
-def run(worker: Worker, made: Sequence[published.Job], count: int, outstanding: int) -> None:
+def run(worker: Worker, jobs: Jobs, count: int, outstanding: int) -> None:
     """Raises AssertionError for a job that is not answered with tensors."""
     waiting: deque[str] = deque()
-    for number in range(count):
+    for _ in range(count):
         if len(waiting) == outstanding:
             take(worker, waiting.popleft())
-        now_ms = int(time.time() * 1000)
-        fresh = {"job_id": f"{time.time_ns():032x}", "enqueued_ms": now_ms, "deadline_ms": now_ms + 120_000}
-        waiting.append(worker.put(msgspec.structs.replace(made[number % len(made)], **fresh)))
+        waiting.append(worker.put(jobs.next()))
     for job_id in waiting:
         take(worker, job_id)
 
@@ -95,11 +109,11 @@ def measure(side: str, options: argparse.Namespace, folder: Path) -> str:
         fingerprint = published.Fingerprint.from_hello(client.hgetall(hellos[0]))
         assert fingerprint is not None
         worker = Worker(server, fingerprint)
-        made = jobs(model, fingerprint)
-        run(worker, made, 2 * PICTURES, options.outstanding)  # warm
+        jobs = Jobs(model, fingerprint)
+        run(worker, jobs, 2 * PICTURES, options.outstanding)  # warm
         begun = time.perf_counter()
         with Watch(pid) as watch:
-            run(worker, made, options.jobs, options.outstanding)
+            run(worker, jobs, options.jobs, options.outstanding)
         seconds = time.perf_counter() - begun
         worker.close()
         client.close()
