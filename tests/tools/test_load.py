@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+import wave
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def test_mixes() -> None:
     assert parse_mix("2x640x480:png, 512") == [Kind(2, 640, 480, "png"), Kind(1, 512, 512, "jpeg")]
     (film,) = parse_mix("720p:mp4")
     assert (film, film.modality) == (Kind(1, 1280, 720, "mp4"), "video")
-    for text in ("", "1x", "x1080p", "1x1080p:gif"):
+    assert parse_mix("2x30s:wav") == [Kind(2, 0, 0, "wav", 30)] and str(Kind(2, 0, 0, "wav", 30)) == "2x30s:wav"
+    for text in ("", "1x", "x1080p", "1x1080p:gif", "30s"):
         with pytest.raises(ValueError, match="cannot read"):
             parse_mix(text)
 
@@ -187,6 +189,19 @@ def test_a_film_is_a_film() -> None:
     body = json.loads(next(Bodies("m", [Kind(1, 160, 96, "mp4")], stream=False, max_tokens=4)).data)
     part = body["messages"][0]["content"][0]
     assert part["type"] == "video_url" and part["video_url"]["url"].startswith("data:video/mp4;base64,")
+
+
+def test_a_sound_is_a_sound() -> None:
+    file = media_files(Kind(1, 0, 0, "wav", 2))[0]
+    assert made_unique(file, 7) != file
+    for one in (file, made_unique(file, 7)):
+        with wave.open(io.BytesIO(one)) as opened:
+            assert (opened.getframerate(), opened.getnchannels(), opened.getnframes()) == (16_000, 1, 32_000)
+            samples = np.frombuffer(opened.readframes(32_000), "<i2")
+        assert 1_000 < np.abs(samples.astype(int)).mean() < 20_000
+    body = json.loads(next(Bodies("m", [Kind(1, 0, 0, "wav", 2)], stream=False, max_tokens=4)).data)
+    part = body["messages"][0]["content"][0]
+    assert part["type"] == "audio_url" and part["audio_url"]["url"].startswith("data:audio/wav;base64,")
 
 
 def test_bodies_repeat_only_as_much_as_asked() -> None:

@@ -1,7 +1,7 @@
 """The requests of a load test: what media they carry, and their JSON.
 
-A mix is written `2x1080p`, `1x12mp:png`, `1x640x480:webp`, `1x720p:mp4` (ten seconds of film); several are joined by
-commas.
+A mix is written `2x1080p`, `1x12mp:png`, `1x640x480:webp`, `1x720p:mp4` (ten seconds of film), `1x30s:wav` (sound);
+several are joined by commas.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ import pybase64
 
 from tools.load.films import film
 from tools.load.photos import encode, photo
+from tools.load.sounds import sound
 
 SIZES = {  # width, height
     "480p": (640, 480),
@@ -27,28 +28,32 @@ SIZES = {  # width, height
     "12mp": (4000, 3000),
 }
 _MIX = re.compile(r"(?:(\d+)x)?(480p|512|720p|1080p|4mp|12mp|(\d+)x(\d+))(?::(jpeg|png|webp|mp4))?")
+_SOUNDS = re.compile(r"(?:(\d+)x)?(\d+)s:wav")
 DISTINCT = 10  # pictures of one kind, sent in rotation
 _DISTINCT_FILMS = 2  # which take seconds to make
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """`count` pictures or films of one size and format in every request."""
+    """`count` pictures or films of one size and format in every request, or sounds of so many `seconds`."""
 
     count: int
     width: int
     height: int
     format: str
+    seconds: int = 0
 
     @property
     def modality(self) -> str:
-        return "video" if self.format == "mp4" else "image"
+        return {"mp4": "video", "wav": "audio"}.get(self.format, "image")
 
     @property
     def distinct(self) -> int:
         return _DISTINCT_FILMS if self.format == "mp4" else DISTINCT
 
     def __str__(self) -> str:
+        if self.format == "wav":
+            return f"{self.count}x{self.seconds}s:wav"
         return f"{self.count}x{self.width}x{self.height}:{self.format}"
 
 
@@ -56,6 +61,9 @@ def parse_mix(text: str) -> list[Kind]:
     """Raises ValueError."""
     kinds = []
     for part in text.split(","):
+        if heard := _SOUNDS.fullmatch(part.strip().lower()):
+            kinds.append(Kind(int(heard[1] or 1), 0, 0, "wav", int(heard[2])))
+            continue
         found = _MIX.fullmatch(part.strip().lower())
         if found is None:
             raise ValueError(f"cannot read {part!r}: 1x1080p, 2x640x480:png, sizes {', '.join(SIZES)}")
@@ -66,18 +74,23 @@ def parse_mix(text: str) -> list[Kind]:
 
 
 def media_files(kind: Kind, place: int = 0) -> list[bytes]:
-    """The different photos or films of a kind, encoded; other ones for another `place` of it in a mix."""
-    return [_made(kind.width, kind.height, kind.format, 100 * place + number) for number in range(kind.distinct)]
+    """The different photos, films or sounds of a kind; other ones for another `place` of it in a mix."""
+    one = dataclasses.replace(kind, count=1)
+    return [_made(one, 100 * place + number) for number in range(kind.distinct)]
 
 
 @functools.cache
-def _made(width: int, height: int, format_: str, seed: int) -> bytes:
-    return film(width, height, seed) if format_ == "mp4" else encode(photo(width, height, seed), format_)
+def _made(kind: Kind, seed: int) -> bytes:
+    if kind.format == "wav":
+        return sound(kind.seconds, seed)
+    if kind.format == "mp4":
+        return film(kind.width, kind.height, seed)
+    return encode(photo(kind.width, kind.height, seed), kind.format)
 
 
 def made_unique(file: bytes, number: int) -> bytes:
-    """The same under another content hash: a comment in a JPEG, a text chunk in a PNG, an empty box at the end of an
-    MP4; others as they are.
+    """The same under another content hash: a comment in a JPEG, a text chunk in a PNG, an unknown box or chunk at the
+    end of MP4 and WAV; others as they are.
     """
     note = f"request {number}".encode()
     if file[:2] == b"\xff\xd8":
@@ -86,6 +99,8 @@ def made_unique(file: bytes, number: int) -> bytes:
         body = b"tEXtComment\x00" + note
         chunk = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
         return file[:33] + chunk + file[33:]  # behind the header chunk
+    if file[8:12] == b"WAVE":
+        return file + b"note" + (len(note) + len(note) % 2).to_bytes(4, "little") + note + b" " * (len(note) % 2)
     if file[4:8] == b"ftyp":
         return file + (len(note) + 8).to_bytes(4, "big") + b"free" + note
     return file

@@ -39,6 +39,8 @@ class Scenario:
         return "the peer decodes clips with ffmpeg and ffprobe (Debian: ffmpeg)" if needs_programs else ""
 
     runtime: str = "vllm"
+    bundle: str = ""  # of the tests, instead of the demo's
+    is_exact: bool = True  # else the values of tensors may differ in their last bits and are not compared
 
 
 RAW = ("mm_device_do_normalize=true",)
@@ -57,6 +59,7 @@ SCENARIOS = (
         "tokenspeed-shm", "1x1080p", SHM, 50, (("cpu", 0.40, 0.30),), runtime="tokenspeed"
     ),  # bfloat16, its default
     Scenario("tokenspeed-inline", "1x1080p", INLINE, 50, runtime="tokenspeed"),
+    Scenario("sound30-inline", "1x30s:wav", INLINE, 100, runtime="tokenspeed", bundle="qwen3_omni", is_exact=False),
     Scenario("sglang-inline", "1x1080p", INLINE, 50, (("cpu", 0.60, 0.42),), runtime="sglang"),
     Scenario("text", "", INLINE, 1000, (("cpu", 2.0, 1.3),)),
     Scenario(
