@@ -30,6 +30,7 @@ from tools.fuzzing.served import MODEL
 from tools.load.processes import memory, tree
 
 CHAT = "/v1/chat/completions"
+PATIENCE_S = 60  # longer than the gateway's own with a request
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,9 @@ def _client(site: Site, report: Report, files: dict[str, list[bytes]], chance: r
 def _one(site: Site, files: dict[str, list[bytes]], chance: random.Random) -> str:
     pick = chance.random()
     if pick < 0.1:
-        return judged(*site.ask("POST", CHAT, bodies.make(chance)))
+        return judged(*site.ask("POST", CHAT, bodies.make(chance), timeout_s=PATIENCE_S))
     if pick < 0.13:
-        return judged(*site.ask("POST", CHAT, b"[" * chance.choice((1000, 3_000_000))))
+        return judged(*site.ask("POST", CHAT, b"[" * chance.choice((1000, 3_000_000)), timeout_s=PATIENCE_S))
     kinds = ["small"] * 6 + ["large"] * 3 + (["giant"] if chance.random() < 0.1 else [])
     chosen = [chance.choice(files[chance.choice(kinds)]) for _ in range(chance.choice((1, 1, 1, 2, 4)))]
     if chance.random() < 0.15:
@@ -171,7 +172,7 @@ def _one(site: Site, files: dict[str, list[bytes]], chance: random.Random) -> st
     body = _question(chosen, is_stream, chance.choice((1, 8, 60)), chance.choice((None, None, 280)))
     if chance.random() < 0.4:
         return _leave(site, body, chance)
-    status, answer = site.ask("POST", CHAT, body, timeout_s=60)
+    status, answer = site.ask("POST", CHAT, body, timeout_s=PATIENCE_S)
     return "200" if status == 200 else judged(status, answer)
 
 
