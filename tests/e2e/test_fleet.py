@@ -81,7 +81,7 @@ def test_a_worker_killed_under_load_fails_what_had_begun_and_nothing_else(transp
     """32 streams at once.  The worker that dies answers half of its requests, slowly, and the others not at all; the
     other worker takes those over, and no picture is decoded again.
     """
-    dying = ("--fault=silent", "--token-ms=60", "--tokens-per-chunk=1")
+    dying = ("--fault=silent", "--token-ms=500", "--tokens-per-chunk=1")  # half a minute for an answer
     flags = ["--multimodal-tensor-transport", transport, "--multimodal-shm-min-bytes=0"]
     with running(*flags, engines=[dying, ()]) as gateway, contextlib.ExitStack() as stack:
         until(lambda: all(worker["is_healthy"] for worker in gateway.workers()))
