@@ -270,13 +270,17 @@ class Metrics:
     def _pair(self, name: str, model: str, runtime: str, seconds: float) -> None:
         self._histogram(name, self._backend, self._model(model), self._word("runtime", runtime)).observe(seconds)
 
-    def render(self) -> tuple[str, bytes]:
-        """The content type and the exposition of everything observed so far."""
+    def settle(self) -> None:
+        """Bring the registry up to date with what was noted since."""
         for (name, *labels), value in self._latest.items():
             self._gauge(name, *labels).set(value)
         for (name, *labels), more in self._counted.items():
             self._child(name, labels).inc(more)
         self._counted.clear()
+
+    def render(self) -> tuple[str, bytes]:
+        """The content type and the exposition of everything observed so far."""
+        self.settle()
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self.registry)
 
     def _model(self, model: str) -> str:

@@ -210,9 +210,9 @@ def test_one_of_several_prompts_that_fails(speaking: Running) -> None:
 
 def test_a_client_of_several_prompts_that_leaves(speaking: Running) -> None:
     body = json.dumps({"model": MODEL, "prompt": ["[[fault slow=20000]] a", "[[fault slow=20000]] b"]}).encode()
-    before = len(speaking.seen("cancelled"))
+    before, asked = len(speaking.seen("cancelled")), len(speaking.seen("generate"))
     with speaking.connect() as connection:
         connection.sendall(speaking.head(len(body), "left").replace(b"/v1/chat/completions", b"/v1/completions") + body)
-        until(lambda: speaking.workers()[0]["load"] == 2, what="both are asked")
+        until(lambda: len(speaking.seen("generate")) == asked + 2, what="both are asked")
     speaking.given_back()
     until(lambda: len(speaking.seen("cancelled")) == before + 2, what="both are cancelled")

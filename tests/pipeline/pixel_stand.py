@@ -175,6 +175,7 @@ class Stand:
         return sum(isinstance(job, Copy) for job in self.pool.begun)
 
     def count(self, name: str) -> float:
+        self.metrics.settle()
         return sum(
             sample.value
             for family in self.metrics.registry.collect()

@@ -27,7 +27,7 @@ def test_help_names_every_flag_variable_and_exit_code_once() -> None:
         "5 the frontend",
     ):
         assert code in HELP
-    assert HELP.count("\n  python gateway.py") + HELP.count("\n  MEDIAGATE_API_KEY=") == 6
+    assert HELP.count("\n  python gateway.py") + HELP.count("\n  MEDIAGATE_API_KEY=") == 7
 
 
 def test_help_is_grouped_in_the_order_of_a_request() -> None:
