@@ -1,10 +1,12 @@
 """A Redis server of one's own, for as long as a block lasts: a fresh one on a unix socket, nothing kept on disk.
 
-Needs Debian's `redis-server` (tools/setup installs it).
+Needs Redis' program, on the path or beside Python (`tools/setup tests` puts it there).
 """
 
 import contextlib
+import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,8 @@ class RedisServer:
 
     def __init__(self, folder: Path, settings: Sequence[str] = ()) -> None:
         self.socket = folder / "redis.sock"
-        self._command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder)]
+        program = shutil.which("redis-server") or str(Path(sys.executable).with_name("redis-server"))
+        self._command = [program, "--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder)]
         self._command += [*_QUIET, *settings]
         self._log = folder / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None
