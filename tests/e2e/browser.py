@@ -16,7 +16,7 @@ WAIT_MS = 20_000  # for what a busy machine takes its time over
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    assert program is not None, "tools/setup installs chromium-headless-shell"
+    assert program is not None, "`tools/setup tests` installs chromium-headless-shell"
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=flags)
