@@ -73,8 +73,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         raise ConfigError("\n".join(f"Configuration error: {sentence}" for sentence in sentences))
     if found["once"] and not found["demo"]:
         parser.error("argument --once: only with --demo")
-    if found["demo"] and (others := sorted(found.keys() & {one.key for one in DECLARED} - _DEMO_SETTINGS)):
-        parser.error(f"argument --demo: takes --host, --port and --once only, not the flag of {others[0]}")
+    others = [one.setting.flags[0] for one in DECLARED if one.key in found and one.key not in _DEMO_SETTINGS]
+    if found["demo"] and others:
+        parser.error(f"argument --demo: takes --host, --port and --once only, not {others[0]}")
     if found.get(_SINGLE_ATTEMPT):
         found["workers.retry_attempts"] = 1
     config = resolve({one.key: found[one.key] for one in DECLARED if one.key in found}, environ)

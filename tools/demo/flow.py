@@ -69,13 +69,17 @@ def run_demo(
     gateway.py.
     """
     stay = not once and sys.stdout.isatty()
+    why = "" if once else "demo: it ends here, because its output is no terminal"
     if is_taken(host, port):  # else the demo would talk to whoever listens there
         print(f"demo: {host}:{port} is taken; --port chooses another one", file=sys.stderr)
         return EXIT_PORT_TAKEN
     try:
         with _sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="mediagate-demo-") as folder:
             started = command or (sys.executable, "gateway.py")
-            return _run(host, port, stay, Path(folder), started, flags if command else ("--server-timing", *flags))
+            code = _run(host, port, stay, Path(folder), started, flags if command else ("--server-timing", *flags))
+        if why and not stay:
+            print(why, flush=True)
+        return code
     except KeyboardInterrupt:
         return 0 if stay else 130
     except (LaunchError, OSError) as error:
