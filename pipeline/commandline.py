@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from pipeline.config import EXIT_USAGE, ConfigError
 from pipeline.resolve import read
-from pipeline.setting import Declared
+from pipeline.setting import TLS, Declared
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,6 +50,8 @@ def flag_shape(one: Declared) -> dict[str, Any]:
 
 def _reader(one: Declared) -> Any:
     def read_flag(text: str) -> Any:
+        if not text and (one.setting.secret or one.setting.group == TLS):  # an unset "$KEY" must not open the gateway
+            raise argparse.ArgumentTypeError("is empty; leave the flag out when that is meant")
         try:
             value = read(one, text)
         except ValueError as error:

@@ -671,6 +671,8 @@ def test_summary_tells_value_and_source_of_every_multimodal_setting() -> None:
 
 
 def test_listing_shows_everything_but_secrets() -> None:
+    for flag in ("--api-key", "--tls-cert-path", "--tls-key-path"):  # an unset variable of a unit file
+        assert "is empty" in failure(flag, "").message
     config = settings("--api-key", "hunter2", "--retry-initial-backoff-ms", "20")
     listing = "\n".join(config.listing())
     assert "workers.retry_initial_backoff_s = 20 ms (flag)" in listing
