@@ -78,6 +78,7 @@ STATUS_OF_CODE = {
     "no_models_available": 503,
     "no_workers": 503,
     "tokenizer_not_ready": 503,
+    "shutting_down": 503,
     "request_timeout": 504,
     "internal_error": 500,
     # a pair of engine workers

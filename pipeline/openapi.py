@@ -32,7 +32,7 @@ _STATUSES: Mapping[str, set[int]] = {
     **dict.fromkeys(sorted(ENGINE_CODES), _FROM_ENGINE),
     "request_timeout": {408, 504},
 }
-_ANY_ROUTE = ("expectation_failed", "internal_error")
+_ANY_ROUTE = ("expectation_failed", "internal_error", "shutting_down")
 _ROUTE_WITH_BODY = ("malformed_request",)
 _GUARDED_ROUTE = ("invalid_api_key",)
 _ADMITTED_ROUTE = ("admission_queue_full", "admission_queue_timeout")

@@ -29,6 +29,7 @@ _log = logging.getLogger("mediagate.http")
 Handler = Callable[[web.Request, Ticket], Awaitable[web.StreamResponse]]
 
 UNROUTED = "unrouted"  # stands for every path that is no route, in metrics
+_SHUTTING_DOWN = GatewayError("shutting_down", "the gateway was stopped before the answer was complete")
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
 
 
@@ -77,6 +78,7 @@ class Doorkeeper:
         self._serving: set[asyncio.Task[Any]] = set()
         self._error_bodies: dict[str, ErrorBody] = {}  # by path, where it is not OpenAI's
         self.is_leaving = False  # connections are not kept for another request
+        self._is_cutting = False  # whoever is cancelled now did not leave
 
     @property
     def inflight(self) -> int:
@@ -84,7 +86,8 @@ class Doorkeeper:
         return len(self._serving)
 
     async def cut(self, wait_s: float) -> None:
-        """End what is unfinished as if its clients had left; wait for what is given back then."""
+        """End what is unfinished, with 503 where no answer has begun; wait for what is given back then."""
+        self._is_cutting = True
         cut = set(self._serving)
         for task in cut:
             task.cancel()
@@ -134,6 +137,10 @@ class Doorkeeper:
                 response = await self._handle(route, request, ticket)
                 status, code = response.status, ticket.code
                 return response
+            except asyncio.CancelledError:
+                if self._is_cutting:
+                    status, code = _SHUTTING_DOWN.status, _SHUTTING_DOWN.code
+                raise
             finally:
                 self._serving.discard(task)
                 self._metrics.http_finished(request.method, route.path, status, code, ticket.elapsed_s)
@@ -212,6 +219,13 @@ class Doorkeeper:
             return self._dress(await route.handler(request, ticket), ticket)
         except GatewayError as error:
             return self._refuse(error, request, ticket, route.error_body)
+        except asyncio.CancelledError:
+            if not self._is_cutting or ticket.is_answering:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            return self._refuse(_SHUTTING_DOWN, request, ticket, route.error_body)
         except ConnectionError:
             raise  # the client is gone while it was written to: aiohttp closes what is left
         except Exception:

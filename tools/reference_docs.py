@@ -82,6 +82,7 @@ MEANINGS: Mapping[str, str] = {
     "tokenizer_not_ready": "The model's tokenizer is still being loaded.",
     "request_timeout": "The request took longer than `--request-timeout-secs`; 408: its head or body came too slowly.",
     "internal_error": "A fault of the gateway; its log has the request's id.",
+    "shutting_down": "The gateway was stopped before the answer was complete; another one may serve it.",
     "background_responses_limit_reached": "Responses: `--max-background-responses` run already.",
     "mutually_exclusive_parameters": "Responses: `previous_response_id` and `conversation` at once.",
     "conversation_not_found": "Responses: there is no such conversation (any more).",

@@ -1,6 +1,7 @@
 """The end of a gateway: in order when it is asked, without a trace when it is killed."""
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -28,6 +29,13 @@ def settle(seconds: int, *flags: str) -> tuple[str, ...]:
 
 def ends(gateway: Running, *, seconds: float = 20) -> int:
     return gateway.gateway.process.wait(seconds)
+
+
+def refused_by(client: socket.socket) -> tuple[int, str]:
+    """Status and code of the answer that is all there is on the connection."""
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    return answer.status, json.loads(answer.read())["error"]["code"]
 
 
 def refuses(gateway: Running) -> bool:
@@ -108,7 +116,7 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
         assert ends(gateway) == 0
         assert time.monotonic() - begun < 4
         with client:
-            assert not client.recv(100)  # closed without an answer
+            assert refused_by(client) == (503, "shutting_down")
         until(lambda: gateway.seen("abort"), what="the engine is told")
 
 
@@ -119,9 +127,20 @@ def test_a_request_that_outlives_the_grace_is_cut() -> None:
         gateway.gateway.process.send_signal(signal.SIGTERM)
         assert ends(gateway) == 0
         with client:
-            assert not client.recv(100)
+            assert refused_by(client) == (503, "shutting_down")
         until(lambda: gateway.seen("abort"), what="the engine is told")
-        assert "ending with 1 requests unfinished" in gateway.log()
+        log = gateway.log()
+        assert "ending with 1 requests unfinished" in log and "code=shutting_down" in log
+
+
+def test_a_stream_that_outlives_the_grace_is_not_blamed_on_its_client() -> None:
+    with running("--shutdown-grace-period-secs=1") as gateway:
+        client = gateway.open_chat("[[fault slow=60000]] x", stream=True)
+        until(lambda: gateway.seen("generate"))
+        gateway.gateway.process.send_signal(signal.SIGTERM)
+        assert ends(gateway) == 0
+        client.close()
+        assert "code=shutting_down" in gateway.log() and "client_closed_request" not in gateway.log()
 
 
 def test_a_response_in_the_background_is_waited_for_and_cut_as_any_request() -> None:
