@@ -256,7 +256,9 @@ async def test_one_choice_that_fails_ends_the_others(tmp_path):
         decode.script = [hangs, falls("INVALID_ARGUMENT"), hangs]
         prefill.otherwise = hangs
         assert await failure_of(bench, several(text(), 3)) == (400, "decode_worker_failed_to_start")
-        await until(lambda: len(prefill.cancelled) == len(prefill.aborted) == 3)
+        # a leg may be taken back before its engine has begun with it; what has begun is cancelled and aborted
+        await until(lambda: {one.request_id for one in prefill.received} == set(prefill.cancelled))
+        await until(lambda: set(prefill.cancelled) <= set(prefill.aborted))
 
 
 @BOTH
