@@ -253,12 +253,14 @@ async def test_media_are_not_repeated_when_the_prefill_leg_has_answered(tmp_path
 
 async def test_one_choice_that_fails_ends_the_others(tmp_path):
     async with pairs(tmp_path, "sglang") as (bench, [prefill], [decode]):
-        decode.script = [hangs, falls("INVALID_ARGUMENT"), hangs]
+        all_there = asyncio.Event()
+        decode.script = [hangs, waits(all_there, falls("INVALID_ARGUMENT")), hangs]
         prefill.otherwise = hangs
-        assert await failure_of(bench, several(text(), 3)) == (400, "decode_worker_failed_to_start")
-        # a leg may be taken back before its engine has begun with it; what has begun is cancelled and aborted
-        await until(lambda: {one.request_id for one in prefill.received} == set(prefill.cancelled))
-        await until(lambda: set(prefill.cancelled) <= set(prefill.aborted))
+        run = asyncio.create_task(failure_of(bench, several(text(), 3)))
+        await until(lambda: len(prefill.received) == len(decode.received) == 3)
+        all_there.set()
+        assert await run == (400, "decode_worker_failed_to_start")
+        await until(lambda: len(prefill.cancelled) == len(prefill.aborted) == 3)
 
 
 @BOTH
