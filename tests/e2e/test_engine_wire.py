@@ -6,6 +6,7 @@ everything of 1.13.0's.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -82,8 +83,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, d
     keep_only(bundle / "tokenizer.json", [*texts, times, "END", "STOP", "zq xv ww", "Hello world!"])
     folder = tmp_path_factory.mktemp("workers")
     names = ("vllm", "vllm_auto", "sglang", "tokenspeed", "tokenspeed_auto", "trtllm", "mlx")
-    workers = {name: Worker(folder, name.partition("_")[0], name, bundle) for name in names}
-    with running(engines=(), wait=False) as gateway:
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for name in names:
+            workers[name] = Worker(folder, name.partition("_")[0], name, bundle)
+            stack.callback(workers[name].stop)
+        gateway = stack.enter_context(running(engines=()))
         for name, worker in workers.items():
             transport = "auto" if name.endswith("_auto") else "inline"
             spec = {"url": worker.url, "multimodal_tensor_transport": transport, "labels": {}}
@@ -92,8 +97,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, d
             assert gateway.call("POST", "/workers", spec).status == 202
         until(lambda: all(one["status"] == "ready" for one in gateway.workers()), what="all workers")
         yield gateway, workers
-        for worker in workers.values():
-            worker.stop()
 
 
 def play(gateway: Running, file: str, number: int, model: str) -> Answer:

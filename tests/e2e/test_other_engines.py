@@ -361,8 +361,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_sent(bundle: Path, 
     worker = Worker(folder, "sglang", "small", bundle)
     with contextlib.ExitStack() as stack:
         stack.callback(worker.stop)
-        gateway = stack.enter_context(running(engines=(), wait=False))
-        gateway.gateway.wait_until("/liveness")
+        gateway = stack.enter_context(running(engines=()))
         gateway.call("POST", "/workers", {"url": worker.url, "labels": {"max_message_bytes": "100000"}})
         until(lambda: gateway.workers()[0]["status"] == "ready", what="the worker")
         answer = gateway.chat([image_part(picture()), {"type": "text", "text": "hi"}], model="small")
