@@ -22,14 +22,13 @@ from pipeline.protocols.described.operation import Operation
 from pipeline.protocols.http import check_expectation, expect_nothing, is_awaited
 from pipeline.protocols.parts import as_json
 from pipeline.protocols.refusals import ErrorBody, openai_error
-from pipeline.ticket import Ticket, new_id
+from pipeline.ticket import SHUTTING_DOWN, Ticket, new_id
 
 _log = logging.getLogger("mediagate.http")
 
 Handler = Callable[[web.Request, Ticket], Awaitable[web.StreamResponse]]
 
 UNROUTED = "unrouted"  # stands for every path that is no route, in metrics
-_SHUTTING_DOWN = GatewayError("shutting_down", "the gateway was stopped before the answer was complete")
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For")
 
 
@@ -75,10 +74,9 @@ class Doorkeeper:
         self._config = config
         self._metrics = metrics
         self._slots = slots
-        self._serving: set[asyncio.Task[Any]] = set()
+        self._serving: dict[asyncio.Task[Any], Ticket] = {}
         self._error_bodies: dict[str, ErrorBody] = {}  # by path, where it is not OpenAI's
         self.is_leaving = False  # connections are not kept for another request
-        self._is_cutting = False  # whoever is cancelled now did not leave
 
     @property
     def inflight(self) -> int:
@@ -86,10 +84,12 @@ class Doorkeeper:
         return len(self._serving)
 
     async def cut(self, wait_s: float) -> None:
-        """End what is unfinished, with 503 where no answer has begun; wait for what is given back then."""
-        self._is_cutting = True
-        cut = set(self._serving)
-        for task in cut:
+        """End what is unfinished, with 503 where no answer has begun, else with an event of the stream; wait for what
+        is given back then.
+        """
+        cut = dict(self._serving)
+        for task, ticket in cut.items():
+            ticket.is_cut = True
             task.cancel()
         if cut:
             await asyncio.wait(cut, timeout=wait_s)
@@ -131,18 +131,18 @@ class Doorkeeper:
             self._metrics.http_started(route.path)
             task = asyncio.current_task()
             assert task is not None
-            self._serving.add(task)
+            self._serving[task] = ticket
             status, code = 499, "client_closed_request"
             try:
                 response = await self._handle(route, request, ticket)
                 status, code = response.status, ticket.code
                 return response
             except asyncio.CancelledError:
-                if self._is_cutting:
-                    status, code = _SHUTTING_DOWN.status, _SHUTTING_DOWN.code
+                if ticket.is_cut:
+                    status, code = SHUTTING_DOWN.status, SHUTTING_DOWN.code
                 raise
             finally:
-                self._serving.discard(task)
+                del self._serving[task]
                 self._metrics.http_finished(request.method, route.path, status, code, ticket.elapsed_s)
                 if not ticket.goes_on:
                     ticket.custody.close()
@@ -158,10 +158,10 @@ class Doorkeeper:
         """
         ticket.goes_on = True
         task = asyncio.create_task(work)
-        self._serving.add(task)
+        self._serving[task] = ticket
 
         def is_over(task: asyncio.Task[None]) -> None:
-            self._serving.discard(task)
+            del self._serving[task]
             ticket.custody.close()
             self._note_stages(ticket)
             access_line(ticket, 200, ticket.code)
@@ -220,12 +220,10 @@ class Doorkeeper:
         except GatewayError as error:
             return self._refuse(error, request, ticket, route.error_body)
         except asyncio.CancelledError:
-            if not self._is_cutting or ticket.is_answering:
+            if not ticket.is_cut or ticket.is_answering:
                 raise
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
-            return self._refuse(_SHUTTING_DOWN, request, ticket, route.error_body)
+            ticket.take_back_cut()
+            return self._refuse(SHUTTING_DOWN, request, ticket, route.error_body)
         except ConnectionError:
             raise  # the client is gone while it was written to: aiohttp closes what is left
         except Exception:

@@ -4,6 +4,7 @@ Everything a request takes (a slot, budget bytes, spans, a segment) is put into 
 and comes back exactly once when custody ends, whichever way the request ends.  Nothing here waits.
 """
 
+import asyncio
 import logging
 import os
 import string
@@ -12,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from pipeline.admission import Grant
+from pipeline.errors import GatewayError
 
 _LETTERS = (string.ascii_letters + string.digits).encode()
 _LETTER_OF_BYTE = (_LETTERS * 5)[:256]  # some letters a little likelier than others: fine for an id
 _log = logging.getLogger("mediagate.ticket")
+
+SHUTTING_DOWN = GatewayError("shutting_down", "the gateway was stopped before the answer was complete")
 
 # What a request's time is told by, in its order.  admit: a place, and its body's way in.  prompt: template and
 # tokens.  fetch: media bytes into spans.  inspect: base64, hash and header, in the pool.  wait: for room (backlog,
@@ -95,9 +99,16 @@ class Ticket:
         self.message = ""  # of the error answered with, as the client reads it
         self.id_header: str | None = None  # in which an API tells the id beside `x-request-id`
         self.is_answering = False  # the status line is out
+        self.is_cut = False  # its task is cancelled because the gateway ends; otherwise because the client left
         self.goes_on = False  # after its answer: custody ends with the work
         self.explains = False  # the client wants to be told what was done with its media
         self.outside = False  # came through a proxy: media policy treats it as from outside whatever the bind address
+
+    def take_back_cut(self) -> None:
+        """In the request's own task, which was cut and has a little time to tell its client so."""
+        task = asyncio.current_task()
+        assert task is not None and self.is_cut
+        task.uncancel()
 
     def dispatched(self) -> None:
         """From now on the dispatcher says when nothing reads the tensors any more, which may be after the answer."""

@@ -218,6 +218,9 @@ def errors() -> str:
         '"code", "param"}, "request_id"}`, with the same codes and statuses; `/workers` in `{"error": text, "code"}` '
         'with codes of its own, in capitals; `/parse/*` of a parser it does not know in `{"error": text, "success": '
         "false}`.",
+        'In a stream, whose status is told before its end, a failure is the last event: `data: {"error": ...}` and '
+        "`[DONE]`; `event: error` of Messages; `response.failed` of Responses. So is `shutting_down`; a stream that ends "
+        "with neither such an event nor its API's closing one lost its connection.",
         _table(("status", "code", "type", "meaning"), rows),
         "## What an engine's status becomes",
         "For the codes whose status is the engine's. An attempt is repeated, on a worker chosen anew, "

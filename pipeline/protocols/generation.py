@@ -30,7 +30,7 @@ from pipeline.protocols.http import EventStream, comment_frame, read_body
 from pipeline.protocols.parts import as_json, check_content_type
 from pipeline.protocols.together import Together
 from pipeline.reply import Tally
-from pipeline.ticket import STAGES, Ticket
+from pipeline.ticket import SHUTTING_DOWN, STAGES, Ticket
 
 _log = logging.getLogger("mediagate.generation")
 
@@ -338,6 +338,11 @@ class GenerationRoute:
                 failure = engine_failure(error)
             except TimeoutError:
                 failure = too_long(self._config.server.request_timeout_s)
+            except asyncio.CancelledError:
+                if not ticket.is_cut:
+                    raise
+                ticket.take_back_cut()
+                failure = SHUTTING_DOWN
             if failure is not None:
                 ticket.code, ticket.message = failure.code, failure.message
                 self._metrics.router_error(ticket.model, self._api.endpoint, failure.code)

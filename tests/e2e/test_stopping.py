@@ -1,5 +1,6 @@
 """The end of a gateway: in order when it is asked, without a trace when it is killed."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -14,7 +15,19 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.running import QUICK, Running, children, image_part, picture, question, running, text_part, until
+from tests.e2e.running import (
+    CHAT,
+    MODEL,
+    QUICK,
+    Running,
+    children,
+    image_part,
+    picture,
+    question,
+    running,
+    text_part,
+    until,
+)
 from tools.launch import ROOT
 
 SLOW = ("--token-ms=15", "--tokens-per-chunk=1")
@@ -141,6 +154,49 @@ def test_a_stream_that_outlives_the_grace_is_not_blamed_on_its_client() -> None:
         assert ends(gateway) == 0
         client.close()
         assert "code=shutting_down" in gateway.log() and "client_closed_request" not in gateway.log()
+
+
+STREAMED = {
+    CHAT: question("?"),
+    "/v1/completions": {"model": MODEL, "prompt": "?", "max_tokens": 400},
+    "/generate": {"model": MODEL, "text": "?", "sampling_params": {"max_new_tokens": 400}},
+    "/v1/messages": question("?"),
+    "/v1/responses": {"model": MODEL, "input": "?", "max_output_tokens": 400},
+}
+
+
+def test_streams_that_outlive_the_grace_end_with_an_event_of_their_api() -> None:
+    """And with the end of the body, so that a client sees a whole answer that failed, not a lost connection."""
+    told: dict[str, str] = {}
+    with running("--shutdown-grace-period-secs=1", engine=("--token-ms=1000", "--tokens-per-chunk=1")) as gateway:
+        with contextlib.ExitStack() as stack:
+            replies = {path: begun(gateway, path, asked, stack) for path, asked in STREAMED.items()}
+            gateway.gateway.process.send_signal(signal.SIGTERM)
+            for path, reply in replies.items():
+                told[path] = reply.read().decode()
+        assert ends(gateway) == 0
+        log = gateway.log()
+    assert log.count("code=shutting_down") == len(STREAMED) and "client_closed_request" not in log
+    for path in (CHAT, "/v1/completions", "/generate"):
+        *_, failure, done = told[path].strip().split("\n\n")
+        assert done == "data: [DONE]"
+        assert json.loads(failure.removeprefix("data: "))["error"]["code"] == "shutting_down"
+    name, data = told["/v1/messages"].strip().split("\n\n")[-1].split("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["code"] == "shutting_down"
+    name, data = told["/v1/responses"].strip().split("\n\n")[-1].split("\n")
+    assert name == "event: response.failed"
+    assert json.loads(data.removeprefix("data: "))["response"]["error"]["code"] == "shutting_down"
+
+
+def begun(gateway: Running, path: str, asked: dict[str, Any], stack: contextlib.ExitStack) -> http.client.HTTPResponse:
+    """A streamed answer whose first line has been read."""
+    connection = http.client.HTTPConnection(gateway.gateway.host, gateway.gateway.port, timeout=30)
+    stack.callback(connection.close)
+    connection.request("POST", path, json.dumps({**asked, "stream": True}), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    assert reply.status == 200 and reply.readline()
+    return reply
 
 
 def test_a_response_in_the_background_is_waited_for_and_cut_as_any_request() -> None:
