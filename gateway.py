@@ -25,6 +25,7 @@ from pipeline import ceiling, frontend, logs  # noqa: E402
 from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError, Media, Pool  # noqa: E402
 from pipeline.flags import Invocation, parse  # noqa: E402
 from pipeline.jobs import MediaWorkshop  # noqa: E402
+from pipeline.setting import Resolved  # noqa: E402
 from pool.link import FrontendLink  # noqa: E402
 from pool.supervisor import Supervisor  # noqa: E402
 
@@ -64,11 +65,18 @@ def _open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def serve(config: Config) -> int:
-    logs.set_up(config.log, os.environ)
+def _tell(config: Resolved) -> None:
+    """What it runs with: all that is set at INFO, everything at DEBUG."""
     for warning in config.warnings:
         _log.warning("%s", warning)
     _log.info("%s", config.summary())
+    for line in config.listing():
+        _log.debug("setting %s", line)
+
+
+def serve(config: Config) -> int:
+    logs.set_up(config.log, os.environ)
+    _tell(config)
     _log.info("%s", ceiling.told(config))
     _open_files()
     return _supervised(
@@ -94,8 +102,7 @@ def sidecar(argv: list[str]) -> int:
         sys.stdout.write(invocation.text)
         return EXIT_OK
     logs.set_up(config.log, os.environ)
-    for warning in config.warnings:
-        _log.warning("%s", warning)
+    _tell(config)
     _log.info("%s", sidecar_ceiling.told(config))
     _open_files()
     return _supervised(config.pool, config.media, config.watch.shutdown_grace_s, lambda link: front.run(link, config))

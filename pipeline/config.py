@@ -7,9 +7,6 @@ A Config is made before the first fork and handed on as an argument; nobody else
 
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Literal
-
-import msgspec
 
 from pipeline.sections import (
     Admission,
@@ -26,7 +23,7 @@ from pipeline.sections import (
     Transport,
     Workers,
 )
-from pipeline.setting import Declared, declarations
+from pipeline.setting import Declared, Resolved, declarations
 
 __all__ = [
     "Admission",
@@ -61,8 +58,6 @@ EXIT_CODES: Mapping[int, str] = {
     EXIT_FRONTEND: "the frontend died",
 }
 
-Source = Literal["flag", "env", "legacy env", "default"]
-
 
 class ConfigError(Exception):
     """The gateway must not start: `message` is for stderr, `exit_code` one of EXIT_CODES."""
@@ -73,11 +68,8 @@ class ConfigError(Exception):
         self.exit_code = exit_code
 
 
-class Config(msgspec.Struct, frozen=True):
-    """What the gateway runs with.
-
-    `sources` has a key "section.field" for each setting; `warnings` are to be logged at WARN, once, at start.
-    """
+class Config(Resolved, frozen=True):
+    """What the gateway runs with."""
 
     server: Server = Server()
     tls: Tls = Tls()
@@ -92,8 +84,6 @@ class Config(msgspec.Struct, frozen=True):
     responses: Responses = Responses()
     metrics: Metrics = Metrics()
     log: Log = Log()
-    sources: Mapping[str, Source] = {}
-    warnings: tuple[str, ...] = ()
 
     @property
     def private_media_hosts(self) -> bool:
@@ -101,25 +91,14 @@ class Config(msgspec.Struct, frozen=True):
         given = self.media.allow_private_hosts
         return given if given is not None else ip_address(self.server.host).is_loopback
 
-    def summary(self) -> str:
-        """The line of the start that tells the resolved multimodal settings and where each came from."""
-        shown = [one for one in DECLARED if one.section in _MULTIMODAL and not one.is_fixed]
-        return "multimodal settings: " + ", ".join(f"{one.field}={self.told(one)}" for one in shown)
+    @classmethod
+    def declared(cls) -> tuple[Declared, ...]:
+        return DECLARED
 
-    def listing(self) -> list[str]:
-        """Every setting with its source, one a line, for --check-config."""
-        return [f"{one.key} = {self.told(one)}" for one in DECLARED]
-
-    def told(self, one: Declared) -> str:
-        """The value of a setting as a line of text shows it, with its source."""
-        return f"{self._value(one)} ({'fixed' if one.is_fixed else self.sources.get(one.key, 'default')})"
-
-    def _value(self, one: Declared) -> str:
-        value = getattr(getattr(self, one.section), one.name)
-        if one.key == "media.allow_private_hosts" and value is None:
+    def shown(self, one: Declared) -> str:
+        if one.key == "media.allow_private_hosts" and self.media.allow_private_hosts is None:
             return f"{'allowed' if self.private_media_hosts else 'refused'}, as --host is {self.server.host}"
-        return one.shown(value) + (f" {one.setting.unit}" if one.setting.unit and value is not None else "")
+        return super().shown(one)
 
 
-_MULTIMODAL = ("media", "transport")
 DECLARED: tuple[Declared, ...] = tuple(declarations(Config))

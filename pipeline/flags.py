@@ -4,21 +4,18 @@
 Exit status 2 is for what cannot be read (an unknown flag, a word for a number), 1 for what is read and wrong.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from pipeline.absent import MOOT_FLAGS, refusal_of, refused_flags
-from pipeline.commandline import HelpFormat, Parser, flag_help, flag_shape
-from pipeline.config import DECLARED, EXIT_CODES, Config, ConfigError
+from pipeline.commandline import Parser
+from pipeline.config import DECLARED, Config, ConfigError
 from pipeline.resolve import resolve
 from pipeline.setting import GROUPS, RETRIES, WORKERS
 from pipeline.versions import versions
 
-_USAGE = "python gateway.py [--worker-urls URL ...] [flags]"
-_OTHER = "Instead of serving"
 _DEMO_SETTINGS = {"server.host", "server.port"}
 _SINGLE_ATTEMPT = "single_attempt"
 # Flags that are no settings of their own, with their help.
@@ -30,7 +27,7 @@ ACTIONS: Mapping[str, str] = {
     "--demo": "Serve a built-in model and engine and ask them something.",
     "--once": "With --demo: stop after the answers, with a failure if one is wrong.",
 }
-_EXAMPLES = """examples:
+_EXAMPLES = """\
   # one vLLM worker on this machine, the gateway on http://127.0.0.1:30000
   python gateway.py --worker-urls grpc://127.0.0.1:50051
   # two workers that share this machine's /dev/shm, open to the network, with a key
@@ -63,7 +60,7 @@ class Invocation(msgspec.Struct, frozen=True):
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """Read `argv` (without the program's name) over `environ`; ConfigError when the gateway must not start."""
     parser = _parser()
-    found = vars(parser.parse_args(list(argv)))
+    found = parser.read(argv)
     if found.pop("help"):
         return Invocation("help", text=parser.format_help())
     if found.pop("version"):
@@ -85,44 +82,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     return Invocation("demo" if found["demo"] else "run", config, once=found["once"])
 
 
-class _Refused(argparse.Action):
-    """A flag that is known and not served: remembered, with whatever follows it, and answered after parsing."""
-
-    def __call__(
-        self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
-    ) -> None:
-        namespace.refused = [*namespace.refused, option]
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(
-        prog="gateway.py",
-        usage=_USAGE,
-        description="The multimodal front end of an LLM serving fleet. Every flag has a default.",
-        epilog=_epilog(),
-        formatter_class=HelpFormat,
-        add_help=False,
-        allow_abbrev=False,
+        "gateway.py",
+        "python gateway.py [--worker-urls URL ...] [flags]",
+        "The multimodal front end of an LLM serving fleet. Every flag has a default.",
+        declared=DECLARED,
+        groups=GROUPS,
+        actions=ACTIONS,
+        refused=refused_flags(),
+        examples=_EXAMPLES,
     )
-    groups = {title: parser.add_argument_group(title) for title in (*GROUPS, _OTHER)}
-    for one in DECLARED:
-        if one.flag:
-            groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **flag_shape(one))
     for flag, text in SHORTHANDS.items():
-        groups[RETRIES].add_argument(flag, dest=_SINGLE_ATTEMPT, action="store_true", help=text)
+        parser.groups[RETRIES].add_argument(flag, dest=_SINGLE_ATTEMPT, action="store_true", help=text)
     for flag, text in MOOT_FLAGS.items():
-        groups[WORKERS].add_argument(flag, action="store_true", help=text)
-    parser.set_defaults(refused=[])
-    for flag in refused_flags():
-        parser.add_argument(flag, action=_Refused, nargs="*", dest="refused", help=argparse.SUPPRESS)
-    for flag, text in ACTIONS.items():
-        names = ("-h", flag) if flag == "--help" else (flag,)
-        groups[_OTHER].add_argument(*names, action="store_true", help=text)
+        parser.groups[WORKERS].add_argument(flag, action="store_true", help=text)
     return parser
-
-
-def _epilog() -> str:
-    alone = [one for one in DECLARED if one.setting.variable and not one.flag]
-    variables = "\n".join(f"  {one.setting.variable:<31} {flag_help(one).split('; variable')[0]}]" for one in alone)
-    codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
-    return f"variables without a flag:\n{variables}\n\nexit status: {codes}\n\n{_EXAMPLES}".replace("%", "%%")

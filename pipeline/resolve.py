@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from pipeline.checks import check_sections
-from pipeline.config import DECLARED, Config, ConfigError, Source
+from pipeline.config import DECLARED, Config, ConfigError
 from pipeline.machine import memory_bytes, shm_bytes, usable_cores
-from pipeline.setting import Declared
+from pipeline.setting import Declared, Source
 from pipeline.strangers import strangers
 from pipeline.tls import check_tls
 
@@ -36,7 +36,7 @@ def read(one: Declared, text: str) -> Any:
         word = re.sub(r"\s", "", text).lower()
         word = _DTYPE_ALIASES.get(word, word) if "float32" in one.known else word
         if word not in one.known:
-            raise ValueError("|".join(one.known))
+            raise ValueError("|".join(one.choices))
         return word
     if one.kind is int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
@@ -71,7 +71,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """
     warnings: list[str] = []
     values, sources = chosen(DECLARED, given, environ, warnings)
-    warnings.extend(strangers(environ))
+    warnings.extend(strangers(environ, DECLARED))
     _compute(values, sources)
     warnings.extend(check_sections(values))
     check_tls(values["tls"])

@@ -42,6 +42,9 @@ GROUPS = (
     OBSERVING,
 )
 
+Source = Literal["flag", "env", "legacy env", "default"]
+MOST_SHOWN = 100  # characters of a value in the line of the start; lists of workers have no end
+
 
 class Setting(msgspec.Struct, frozen=True):
     """Where a field's value comes from; without flags and variable it is fixed.
@@ -128,6 +131,12 @@ class Declared(msgspec.Struct, frozen=True):
         return "worker_url" if self.flag == "--worker-urls" else self.flag[2:].replace("-", "_")
 
     @property
+    def title(self) -> str:
+        """How listings call it: what it is set with, or the field in words when nothing sets it."""
+        words = f"{self.section} {self.name.removesuffix('_s')}".replace("_", " ")
+        return self.flag or self.setting.variable or words
+
+    @property
     def is_fixed(self) -> bool:
         return not self.setting.flags and not self.setting.variable
 
@@ -137,13 +146,13 @@ class Declared(msgspec.Struct, frozen=True):
         return self.choices + tuple(self.setting.later)
 
     def shown(self, value: Any) -> str:
-        """A value in the flag's own unit, as help, listings and docs print it."""
+        """A value in the flag's own unit and sense, as help, listings and docs print it."""
         if self.setting.secret and value is not None:
             return "set"
         if value is None:
             return self.setting.computed or "unset"
         if isinstance(value, bool):
-            return "on" if value else "off"
+            return "on" if value != self.setting.inverted else "off"
         if isinstance(value, tuple):
             return (", " if self.setting.comma or self.setting.words else " ").join(value) or "none"
         if isinstance(value, float):
@@ -185,6 +194,43 @@ def _declared(section: str, field: msgspec.structs.FieldInfo, hint: Any) -> Decl
         text=meta.description,
         setting=meta.extra["setting"],
     )
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a struct of sections is as well once every setting has its value.
+
+    `sources` has a key "section.field" for each setting; `warnings` are to be logged at WARN, once, at start.
+    """
+
+    sources: Mapping[str, Source] = {}
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def declared(cls) -> tuple[Declared, ...]:
+        """The settings it has."""
+        raise NotImplementedError
+
+    def shown(self, one: Declared) -> str:
+        """A value as a line of text shows it, with its unit."""
+        value = getattr(getattr(self, one.section), one.name)
+        return one.shown(value) + (f" {one.setting.unit}" if one.setting.unit and value is not None else "")
+
+    def listing(self) -> list[str]:
+        """Every setting with its source, one a line."""
+        return [f"{one.title} = {self.shown(one)} ({self._source(one)})" for one in self.declared()]
+
+    def summary(self) -> str:
+        """What somebody has set, in one line, and where."""
+        given = [one for one in self.declared() if self._source(one) not in ("default", "fixed")]
+        words = [f"{one.title}={_short(self.shown(one))} ({self._source(one)})" for one in given]
+        return f"settings: {', '.join(words) or 'none given'}; all others have their defaults, see --check-config"
+
+    def _source(self, one: Declared) -> str:
+        return "fixed" if one.is_fixed else self.sources.get(one.key, "default")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
 def declarations(config: type[msgspec.Struct]) -> Iterator[Declared]:

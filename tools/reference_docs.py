@@ -140,8 +140,9 @@ Flags and variables are called as in SMG 1.11, so that its command lines carry o
   An empty variable is unset; white space around a value is trimmed; switches are `1`, `true`, `yes`, `on` and their opposites.
 * **Deprecated and older variables** work and log one WARN.
 * **What this version does not have** is refused, never parsed and ignored.
-* Everything is read once, before the first process is forked. One line at start tells the resolved multimodal settings and whether each came from
-  a flag, the environment, an older variable or its default.
+* A misspelt flag stops the start and the flag that was meant is named; a variable that begins as ours and is none of them is told at WARN.
+* Everything is read once, before the first process is forked. The first line of the log tells every setting that somebody gave, and whether by a flag,
+  a variable or an older one; `--check-config` and `--log-level debug` tell all of them.
 
 Exit status: {", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())}."""  # noqa: E501
 
@@ -219,8 +220,8 @@ def errors() -> str:
         'with codes of its own, in capitals; `/parse/*` of a parser it does not know in `{"error": text, "success": '
         "false}`.",
         'In a stream, whose status is told before its end, a failure is the last event: `data: {"error": ...}` and '
-        "`[DONE]`; `event: error` of Messages; `response.failed` of Responses. So is `shutting_down`; a stream that ends "
-        "with neither such an event nor its API's closing one lost its connection.",
+        "`[DONE]`; `event: error` of Messages; `response.failed` of Responses. So is `shutting_down`; a stream that "
+        "ends with neither such an event nor its API's closing one lost its connection.",
         _table(("status", "code", "type", "meaning"), rows),
         "## What an engine's status becomes",
         "For the codes whose status is the engine's. An attempt is repeated, on a worker chosen anew, "

@@ -5,7 +5,6 @@ called as the published sidecar's and vLLM's.  What a worker may be started with
 the start: answers to it would be wrong, not late.
 """
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +14,15 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pipeline.checks import check_address, check_domains, check_model, check_video_backend, refuse
-from pipeline.commandline import HelpFormat, Parser, flag_help, flag_shape
-from pipeline.config import EXIT_CODES, Config, ConfigError, Source
+from pipeline.commandline import Parser
+from pipeline.config import DECLARED as GATEWAY_SETTINGS
+from pipeline.config import Config, ConfigError
 from pipeline.resolve import chosen, pool_defaults, put_in
 from pipeline.sections import Log, Media, Model, Pool
 from pipeline.sections.sidecar import ENGINE, JOBS, Engine, Jobs, Watch
-from pipeline.setting import MEDIA, OBSERVING, POOL, STOPPING, Declared, declarations
+from pipeline.setting import MEDIA, OBSERVING, POOL, STOPPING, Declared, Resolved, Source, declarations
 from pipeline.sidecar.fingerprint import Fingerprint, canonical, limits_text
+from pipeline.strangers import strangers
 from pipeline.versions import versions
 
 GROUPS = (JOBS, ENGINE, MEDIA, POOL, STOPPING, OBSERVING)
@@ -30,7 +31,6 @@ ACTIONS: Mapping[str, str] = {
     "--version": "Print the versions a bug report needs.",
     "--check-config": "Print every setting with its source, then stop.",
 }
-_OTHER = "Instead of serving"
 _PROG = "gateway.py sidecar"
 # of the gateway's media settings, those a job can meet
 _MEDIA_HERE = frozenset(
@@ -53,7 +53,7 @@ REFUSED: Mapping[str, str] = {
     "--allowed-media-domains": "say it with --mm-allowed-media-domains, separated by commas",
 }
 _IN_FILE = frozenset(Fingerprint.__struct_fields__)
-_EXAMPLES = """examples:
+_EXAMPLES = """\
   # next to a Redis on this machine, for a worker started with the same engine flags
   python gateway.py sidecar --model Qwen/Qwen3-VL-8B-Instruct --dtype bfloat16 --limit-mm-per-prompt '{"image": 4}'
   # what the worker's environment says of itself, and a Redis with a password
@@ -62,7 +62,7 @@ _EXAMPLES = """examples:
   python gateway.py sidecar --model m --check-config"""
 
 
-class SidecarConfig(msgspec.Struct, frozen=True):
+class SidecarConfig(Resolved, frozen=True):
     """What a sidecar runs with; as `pipeline.config.Config`."""
 
     jobs: Jobs = Jobs()
@@ -71,8 +71,6 @@ class SidecarConfig(msgspec.Struct, frozen=True):
     media: Media = Media()
     pool: Pool = Pool()
     log: Log = Log()
-    sources: Mapping[str, Source] = {}
-    warnings: tuple[str, ...] = ()
 
     def stations(self) -> Config:
         """The gateway's Config, as far as the stations of its pipeline look at it."""
@@ -82,14 +80,9 @@ class SidecarConfig(msgspec.Struct, frozen=True):
     def bundle_source(self) -> str:
         return self.engine.tokenizer_path or self.engine.model or ""
 
-    def listing(self) -> list[str]:
-        """Every setting with its source, one a line, for --check-config."""
-        return [f"{one.key} = {self._told(one)}" for one in DECLARED]
-
-    def _told(self, one: Declared) -> str:
-        value = getattr(getattr(self, one.section), one.name)
-        unit = f" {one.setting.unit}" if one.setting.unit and value is not None else ""
-        return f"{one.shown(value)}{unit} ({'fixed' if one.is_fixed else self.sources.get(one.key, 'default')})"
+    @classmethod
+    def declared(cls) -> tuple[Declared, ...]:
+        return DECLARED
 
 
 DECLARED: tuple[Declared, ...] = tuple(
@@ -108,7 +101,7 @@ class SidecarInvocation(msgspec.Struct, frozen=True):
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SidecarInvocation:
     """Read `argv`, what stands behind `sidecar`; ConfigError when the sidecar must not start."""
     parser = _parser()
-    found = vars(parser.parse_args(list(argv)))
+    found = parser.read(argv)
     if found.pop("help"):
         return SidecarInvocation("help", text=parser.format_help())
     if found.pop("version"):
@@ -126,6 +119,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> SidecarConf
     """As `pipeline.resolve.resolve`, for the sidecar."""
     warnings: list[str] = []
     values, sources = chosen(DECLARED, given, environ, warnings)
+    warnings.extend(strangers(environ, DECLARED, GATEWAY_SETTINGS))
     put_in(values, sources, pool_defaults())
     put_in(values, sources, {"jobs.concurrency": 2 * values["pool"]["processes"]})
     if values["engine"]["fingerprint_file"] is not None:
@@ -215,38 +209,14 @@ def _stated_dtype(config: Mapping[str, Any]) -> str:
     )
 
 
-class _Refused(argparse.Action):
-    def __call__(
-        self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None
-    ) -> None:
-        namespace.refused = [*namespace.refused, option]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=_PROG,
-        usage=f"python {_PROG} --model MODEL [flags]",
-        description="The media sidecar of vLLM workers in redis mode, without vLLM, torch or a GPU.",
-        epilog=_epilog(),
-        formatter_class=HelpFormat,
-        add_help=False,
-        allow_abbrev=False,
+def _parser() -> Parser:
+    return Parser(
+        _PROG,
+        f"python {_PROG} --model MODEL [flags]",
+        "The media sidecar of vLLM workers in redis mode, without vLLM, torch or a GPU.",
+        declared=DECLARED,
+        groups=GROUPS,
+        actions=ACTIONS,
+        refused=REFUSED,
+        examples=_EXAMPLES,
     )
-    groups = {title: parser.add_argument_group(title) for title in (*GROUPS, _OTHER)}
-    for one in DECLARED:
-        if one.flag:
-            groups[one.setting.group].add_argument(*one.setting.flags, dest=one.key, **flag_shape(one))
-    parser.set_defaults(refused=[])
-    for flag in REFUSED:
-        parser.add_argument(flag, action=_Refused, nargs="*", dest="refused", help=argparse.SUPPRESS)
-    for flag, text in ACTIONS.items():
-        names = ("-h", flag) if flag == "--help" else (flag,)
-        groups[_OTHER].add_argument(*names, action="store_true", help=text)
-    return parser
-
-
-def _epilog() -> str:
-    alone = [one for one in DECLARED if one.setting.variable and not one.flag]
-    variables = "\n".join(f"  {one.setting.variable:<31} {flag_help(one).split('; variable')[0]}]" for one in alone)
-    codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
-    return f"variables without a flag:\n{variables}\n\nexit status: {codes}\n\n{_EXAMPLES}".replace("%", "%%")

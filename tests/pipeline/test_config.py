@@ -601,15 +601,15 @@ def test_a_video_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("SMG_IMAGE_MAX_CUONT", ". Is SMG_IMAGE_MAX_COUNT meant?"),
-        ("MEDIAGATE_APIKEY", ". Is MEDIAGATE_API_KEY meant?"),
-        ("SMG_API_KEY", ". Is MEDIAGATE_API_KEY meant?"),
-        ("MEDIAGATE_IMAGE_MAX_COUNT", ". Is SMG_IMAGE_MAX_COUNT meant?"),
-        ("smg_mm_tensor_transport", ". Is SMG_MM_TENSOR_TRANSPORT meant?"),
-        ("SGM_IMAGE_MAX_INPUT_BYTES", ". Is SMG_IMAGE_MAX_INPUT_BYTES meant?"),
-        ("MEDIGATE_API_KEY", ". Is MEDIAGATE_API_KEY meant?"),
-        ("SMG_VLLM_ENCODER_INPUT_DYTPE", ". Is SMG_VLLM_ENCODER_INPUT_DTYPE meant?"),
-        ("SMG_MAX_PAYLOAD_SIZE", ". Is the flag --max-payload-size meant?"),
+        ("SMG_IMAGE_MAX_CUONT", ". Did you mean SMG_IMAGE_MAX_COUNT?"),
+        ("MEDIAGATE_APIKEY", ". Did you mean MEDIAGATE_API_KEY?"),
+        ("SMG_API_KEY", ". Did you mean MEDIAGATE_API_KEY?"),
+        ("MEDIAGATE_IMAGE_MAX_COUNT", ". Did you mean SMG_IMAGE_MAX_COUNT?"),
+        ("smg_mm_tensor_transport", ". Did you mean SMG_MM_TENSOR_TRANSPORT?"),
+        ("SGM_IMAGE_MAX_INPUT_BYTES", ". Did you mean SMG_IMAGE_MAX_INPUT_BYTES?"),
+        ("MEDIGATE_API_KEY", ". Did you mean MEDIAGATE_API_KEY?"),
+        ("SMG_VLLM_ENCODER_INPUT_DYTPE", ". Did you mean SMG_VLLM_ENCODER_INPUT_DTYPE?"),
+        ("SMG_MAX_PAYLOAD_SIZE", ". Did you mean the flag --max-payload-size?"),
         ("SMG_COLOUR", ""),
         ("MEDIAGATE_", ""),
     ],
@@ -653,21 +653,18 @@ def test_metrics_listen_where_the_gateway_does() -> None:
     assert settings("--host", "::1", "--prometheus-host", "127.0.0.1").metrics.host == "127.0.0.1"
 
 
-def test_summary_tells_value_and_source_of_every_multimodal_setting() -> None:
-    config = settings("--multimodal-shm-min-bytes", "1", SMG_MM_TENSOR_TRANSPORT="auto", SMG_MM_SHM_MIN_BYTES="7",
-                      SMG_IMAGE_MAX_INPUT_BYTES="5")  # fmt: skip
-    line = config.summary()
-    assert "\n" not in line
-    for words in (
-        "mm_processing=auto (default)",
-        "multimodal_tensor_transport=auto (env)",
-        "multimodal_shm_min_bytes=1 bytes (flag)",
-        "SMG_IMAGE_MAX_INPUT_BYTES=5 bytes (env)",
-        "mm_allow_private_media_hosts=allowed, as --host is 127.0.0.1 (default)",
-    ):
-        assert words in line
-    legacy = settings(SMG_TOKENSPEED_MM_SHM_MIN_BYTES="9").summary()
-    assert "multimodal_shm_min_bytes=9 bytes (legacy env)" in legacy
+def test_summary_tells_what_is_set_and_where_and_nothing_else() -> None:
+    config = settings("--multimodal-shm-min-bytes", "1", "--no-page", SMG_MM_TENSOR_TRANSPORT="auto",
+                      SMG_MM_SHM_MIN_BYTES="7", SMG_IMAGE_MAX_INPUT_BYTES="5")  # fmt: skip
+    assert config.summary() == (
+        "settings: --no-page=on (flag), SMG_IMAGE_MAX_INPUT_BYTES=5 bytes (env), "
+        "--multimodal-tensor-transport=auto (env), --multimodal-shm-min-bytes=1 bytes (flag); "
+        "all others have their defaults, see --check-config"
+    )
+    assert "--multimodal-shm-min-bytes=9 bytes (legacy env)" in settings(SMG_TOKENSPEED_MM_SHM_MIN_BYTES="9").summary()
+    assert settings().summary().startswith("settings: none given; ")
+    fleet = [f"worker-{number}.internal:50051" for number in range(100)]
+    assert len(settings("--worker-urls", *fleet).summary()) < 250
 
 
 def test_listing_shows_everything_but_secrets() -> None:
@@ -675,9 +672,12 @@ def test_listing_shows_everything_but_secrets() -> None:
         assert "is empty" in failure(flag, "").message
     config = settings("--api-key", "hunter2", "--retry-initial-backoff-ms", "20")
     listing = "\n".join(config.listing())
-    assert "workers.retry_initial_backoff_s = 20 ms (flag)" in listing
-    assert "media.fetch_timeout_s = 10 s (fixed)" in listing
-    assert "server.api_key = set (flag)" in listing
+    assert "--retry-initial-backoff-ms = 20 ms (flag)" in listing
+    assert "media fetch timeout = 10 s (fixed)" in listing
+    assert "--api-key = set (flag)" in listing
+    assert "--disable-health-check = off (default)" in listing  # the flag's own sense
+    assert "mm_allow" not in listing and "--mm-allow-private-media-hosts = allowed, as --host is 127.0.0.1" in listing
+    assert {line.split(" = ")[0] for line in config.listing()} >= {one.flag for one in DECLARED if one.flag}
     for text in (listing, repr(config), config.summary(), failure("--api-key", "hunter2 x").message):
         assert "hunter2" not in text
     assert len(config.listing()) == len(DECLARED)

@@ -83,7 +83,7 @@ def test_actions() -> None:
     assert (asked.action, asked.once, asked.config and asked.config.server.port) == ("demo", True, 4000)
     checked = parse(["--check-config", "--port", "4000"], {})
     assert checked.action == "check_config" and checked.config is not None
-    assert "server.port = 4000 (flag)\n" in checked.text
+    assert "--port = 4000 (flag)\n" in checked.text
     assert len(checked.text.splitlines()) == len(DECLARED)
     warned = parse(["--check-config"], {"SMG_IMAGE_MAX_COUNT": "many"}).text
     assert warned.splitlines()[-1].startswith("warning: SMG_IMAGE_MAX_COUNT='many' is ignored")
@@ -113,6 +113,43 @@ def test_usage_errors_have_status_2(argv: list[str], words: str) -> None:
         parse(argv, {})
     assert caught.value.exit_code == 2
     assert caught.value.message.startswith(f"gateway.py: error: {words}")
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("--worker-url grpc://a:1", "--worker-urls"),
+        ("--polcy random", "--policy"),
+        ("--polcy=random", "--policy"),
+        ("--worker_urls a:1", "--worker-urls"),
+        ("-port 3", "--port"),
+        ("--modle-path m", "--model-path"),
+        ("--tls-cert c", "--tls-cert-path"),
+    ],
+)
+def test_the_flag_that_was_meant(line: str, flag: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(line.split(), {})
+    assert caught.value.message.splitlines()[0].endswith(f"unrecognized arguments: {line}; did you mean {flag}?")
+
+
+@pytest.mark.parametrize("argv", [["--bogus"], ["grpc://a:1"], ["-x"], ["--otlp-traces"]])
+def test_no_flag_is_guessed(argv: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(argv, {})
+    assert "did you mean" not in caught.value.message
+
+
+def test_choices_are_those_that_work() -> None:
+    """Words of later versions are known, so that they are refused with a sentence, but not offered."""
+    with pytest.raises(ConfigError) as caught:
+        parse(["--policy", "Round-Robin"], {})
+    assert caught.value.message.splitlines()[0].endswith("; did you mean 'round_robin'?")
+    for one in DECLARED:
+        if one.setting.later:
+            with pytest.raises(ConfigError) as caught:
+                parse([one.flag, "foo"] if one.flag else [], {} if one.flag else {one.setting.variable: "foo"})
+            assert not [word for word in one.setting.later if f"'{word}'" in caught.value.message], one.title
 
 
 def test_the_line_of_the_oracle_runner() -> None:

@@ -117,9 +117,18 @@ def test_a_worker_with_other_options_is_refused(described: Path) -> None:
             config("--fingerprint-file", str(described))
 
 
+def test_what_is_misspelt_is_told() -> None:
+    with pytest.raises(ConfigError, match="unrecognized arguments: --modle m; did you mean --model") as refused:
+        config("--modle", "m")
+    assert refused.value.exit_code == 2
+    (told, _) = config(*MODEL, SMG_VLLM_MM_REDIS_URI="redis://h", SMG_MM_PROCESSING="router").warnings
+    assert told.endswith("it has no effect. Did you mean SMG_VLLM_MM_REDIS_URL?")
+
+
 def test_listings_and_help_name_everything_and_no_password() -> None:
     checked = parse([*MODEL, "--redis-url", "redis://:secret@h/0", "--check-config"], {})
     assert "secret" not in checked.text
+    assert "--redis-url = set (flag)" in checked.text and "jobs." not in checked.text
     assert len([line for line in checked.text.splitlines() if not line.startswith("warning")]) == len(DECLARED)
     shown = parse(["--help"], {}).text
     assert all(flag in shown for one in DECLARED for flag in one.setting.flags)
