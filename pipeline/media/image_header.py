@@ -28,6 +28,8 @@ _SIGNATURES = (
 
 # Formats clients do send and this gateway does not read: named in the refusal.
 _HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
+_CLIPS = (b"\x1a\x45\xdf\xa3", b"OggS", b"ID3", b"fLaC")  # Matroska and WebM first
+_RIFF_OTHERS = (b"AVI ", b"WAVE")
 
 # Bytes of one value by TIFF type; a type that is not here is skipped by the reader.
 _TIFF_UNITS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
@@ -64,6 +66,8 @@ def name_foreign(data: memoryview) -> str:
         return "there are no bytes"
     if start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS:
         return "HEIC is not supported"
+    if start[4:8] == b"ftyp" or start.startswith(_CLIPS) or (start[:4] == b"RIFF" and start[8:12] in _RIFF_OTHERS):
+        return "this is a clip or a sound, not a picture"
     if start[:4] == b"%PDF":
         return "PDF is not a picture"
     if start[:2] == b"\x1f\x8b":

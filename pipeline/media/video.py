@@ -28,6 +28,7 @@ from PIL import Image
 from pipeline.media import video_opencv, video_program
 from pipeline.media.cap import capped, capped_size
 from pipeline.media.image import MAX_PIXELS
+from pipeline.media.image_header import sniff
 from pipeline.media.video_feed import Beginnings, Feed, can_feed
 from pipeline.media.video_frames import Missed, wanted_frames
 from pipeline.media.video_timeline import frame_rate, read_timeline
@@ -235,6 +236,8 @@ def _opened(
             yield container, _picture_track(container, track)
     except (MediaError, Missed, TimeoutError):
         raise
+    except av.error.ArgumentError as error:
+        raise MediaError(f"video decode error: {_no_clip(data)}") from error
     except MemoryError as error:
         raise MediaError("video decode error: the clip asks for more memory than there is") from error
     except (
@@ -246,6 +249,13 @@ def _opened(
     ) as error:  # IndexError: tracks PyAV was not told of
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise MediaError(f"video decode error: {reason[:200]}") from error
+
+
+def _no_clip(data: memoryview) -> str:
+    """What is wrong where ffmpeg's word is "Invalid argument": mostly, that the format is not on the list."""
+    if picture := sniff(data):
+        return f"this is a {picture} picture, not a clip"
+    return "this is no clip, or one of a format that is not read"
 
 
 def _picture_track(container: InputContainer, track: int | None) -> VideoStream:

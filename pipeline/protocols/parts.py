@@ -20,6 +20,8 @@ RawText = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "string"})]
 """A string that stays raw JSON: one of megabytes is looked at once, and copied once, into its span."""
 
 _BACKSLASH = re.compile(rb"\\")
+_SURROGATES = re.compile(rb"(?P<pair>\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..", re.DOTALL)
+_ESCAPES_LOOKED_AT = 10_000
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
 _BOUND = re.compile(r"Expected `(?P<kind>[^`]+)` (?P<relation>[<>]=?) (?P<bound>\S+)")
@@ -50,10 +52,40 @@ def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes | bytearray) -> 
         raise describe(str(error), lambda path: _value_in_body(body, path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GatewayError(
-            "invalid_json", f"JSON syntax error: Failed to parse the request body as JSON: {error}"
+            "invalid_json", f"JSON syntax error: Failed to parse the request body as JSON: {_no_json(body, error)}"
         ) from None
     except RecursionError:
         raise GatewayError("invalid_json", "JSON syntax error: the request body is nested too deeply") from None
+
+
+def _no_json(body: bytes | bytearray, error: Exception) -> str:
+    """Why a body is no JSON: msgspec's words, where those do not send its author looking elsewhere."""
+    if not body or body.isspace():
+        return "it is empty"
+    at = _half_pair(body)
+    if at is None:
+        return str(error)
+    half = body[at : at + 6].decode(errors="replace")
+    return f"the string around byte {at} holds {half}, half of a surrogate pair, which no text can hold"
+
+
+def _half_pair(body: bytes | bytearray) -> int | None:
+    """Where the first escape of a UTF-16 surrogate without its other half is; the beginning of the body is enough."""
+    at = -1
+    for _ in range(_ESCAPES_LOOKED_AT):
+        at = body.find(b"\\u", at + 1)
+        if at < 0:
+            return None
+        before = body[max(0, at - 64) : at]
+        if (len(before) - len(before.rstrip(b"\\"))) % 2:  # the backslash is itself escaped
+            continue
+        found = _SURROGATES.match(body, at)
+        if found is None:
+            continue
+        if found["pair"] is None:
+            return at
+        at = found.end() - 1
+    return None
 
 
 def converted(value: Any, kind: type[T], path: str) -> T:

@@ -117,6 +117,37 @@ def test_bodies_that_do_not_parse(body: bytes, code: str, param: str | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (b"a\\ud800b", b"\\ud800"),
+        (b"\\uDC00", b"\\uDC00"),
+        (b"\\ud83d\\ude00\\ud83d", b"\\ud83d"),
+        (b"\\\\ud800\\ud801\\u0041 and more text", b"\\ud801"),
+    ],
+)
+def test_half_a_surrogate_pair_is_called_so(text: bytes, half: bytes) -> None:
+    """Anywhere, also where only Raw is kept: the parser's own words are of an end that comes too early."""
+    bodies = (
+        b'{"model": "m", "messages": [{"role": "user", "content": "HERE"}]}',
+        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "HERE"}}]}]}',
+    )
+    for body in bodies:
+        whole = body.replace(b"HERE", text)
+        error = refusal(whole)
+        assert (error.status, error.code) == (400, "invalid_json")
+        told = f"the string around byte {whole.rindex(half)} holds {half.decode()}, half of a surrogate pair, "
+        assert error.message.endswith(f"{told}which no text can hold")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [(b"", "it is empty"), (b" \n", "it is empty"), (b'{"model": "\\\\ud800"', "Input data was truncated")],
+)
+def test_why_a_body_is_no_json(body: bytes, why: str) -> None:
+    assert refusal(body).message == f"JSON syntax error: Failed to parse the request body as JSON: {why}"
+
+
+@pytest.mark.parametrize(
     ("part", "named", "where", "why"),
     [
         ({"type": "file", "file": {"file_data": "x"}}, "file", "", ""),

@@ -337,6 +337,9 @@ def test_bytes_decoded_are_limited_too() -> None:
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "the format is not known"),
         (b"\x1f\x8b\x08", "gzip-compressed data is not a picture"),
         (b"hello world, this is text", "the format is not known"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0", "this is a clip or a sound, not a picture"),
+        (b"\x1a\x45\xdf\xa3\x01\0\0\0\0\0\0\x1f", "this is a clip or a sound, not a picture"),
+        (b"RIFF\x24\x08\0\0WAVEfmt ", "this is a clip or a sound, not a picture"),
     ],
 )
 def test_what_is_no_picture_is_named(data: bytes, reason: str) -> None:

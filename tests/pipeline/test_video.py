@@ -278,6 +278,23 @@ def test_what_refers_to_other_files_is_not_opened(name: str) -> None:
         look(FOREIGN[name])
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "JPEG2000"])
+def test_a_picture_is_told_that_it_is_no_clip(kind: str) -> None:
+    written = io.BytesIO()
+    Image.new("RGB", (32, 32), "red").save(written, kind)
+    with pytest.raises(MediaError) as refused:
+        look(written.getvalue())
+    assert str(refused.value) == f"video decode error: this is a {kind} picture, not a clip"
+
+
+def test_a_format_that_is_not_read_is_told_so() -> None:
+    sound = b"RIFF\x24\x08\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data\0\x08\0\0" + bytes(
+        2048
+    )
+    with pytest.raises(MediaError, match="this is no clip, or one of a format that is not read"):
+        look(sound)
+
+
 def test_every_cut_and_flip_is_an_answer() -> None:
     """Whatever is missing or wrong: frames of the right size, or a refusal."""
     data = clip(moving_noise(12), options={"g": "4"})
