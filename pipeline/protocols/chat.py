@@ -19,7 +19,7 @@ from pipeline.models.base import Hints
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import ChoiceField, FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import FormatField, constraint_of
-from pipeline.protocols.parts import UINT32, RawText, decode_body, raw_string
+from pipeline.protocols.parts import UINT32, RawText, called_otherwise, decode_body, no_media_of, raw_string
 from pipeline.protocols.sampling import SamplingFields
 from pipeline.tooluse import ToolUse
 
@@ -119,6 +119,8 @@ _PART_AT = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\]")
 _NO_THINKING = ("none", "minimal")  # efforts
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # as templates call them
 _URL_MODALITIES = {"image_url": Modality.IMAGE, "video_url": Modality.VIDEO, "audio_url": Modality.AUDIO}
+_ELSEWHERE = {"image": "image_url", "input_image": "image_url", "video": "video_url", "audio": "input_audio"}
+_ELSEWHERE |= {"input_text": "text", "output_text": "text"}
 
 
 class MalformedPart(GatewayError):
@@ -285,8 +287,12 @@ def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsupported(kind: str, place: str, why: str = "") -> GatewayError:
-    """`place` is the path of what is wrong; `why` is said when the type itself would do."""
-    return GatewayError("unsupported_content_part", _unsupported_text(kind, why and f"{place} {why}"), param=place)
+    """`place` is the path of what is wrong; `why` is said when elsewhere, or made otherwise, the type would do."""
+    return GatewayError("unsupported_content_part", _unsupported_text(kind, why), param=place)
+
+
+def _wrong_member(kind: str, place: str, why: str) -> GatewayError:
+    return unsupported(kind, place, f"{place} {why}")
 
 
 def _unsupported_text(kind: str, why: str) -> str:
@@ -299,11 +305,11 @@ def template_part(part: Part, role: str, parts: list[MediaPart], place: str) -> 
     """`place` is the part's path in the body."""
     if part.type == "text":
         if part.text is None:
-            raise unsupported(part.type, f"{place}.text", "is missing")
+            raise _wrong_member(part.type, f"{place}.text", "is missing")
         return {"type": "text", "text": part.text}
-    if role == "assistant":
-        raise unsupported(part.type, place)  # media in an assistant turn would be dropped in silence by every template
     media = media_part(part, place)
+    if role == "assistant":
+        raise unsupported(part.type, place, no_media_of(role))
     parts.append(media)
     return {"type": media.modality.value}
 
@@ -313,15 +319,15 @@ def media_part(part: Part, place: str) -> MediaPart:
         return _sound_part(part.input_audio, f"{place}.input_audio")
     modality = _URL_MODALITIES.get(part.type)
     if modality is None:
-        raise unsupported(part.type, place)
+        raise unsupported(part.type, place, called_otherwise(part.type, _ELSEWHERE))
     given: MediaUrl | str | None = getattr(part, part.type)
     if given is None:
-        raise unsupported(part.type, f"{place}.{part.type}", "is missing")
+        raise _wrong_member(part.type, f"{place}.{part.type}", "is missing")
     if isinstance(given, str):
         return MediaPart(modality=modality, url=given.encode())
     url = raw_string(given.url)
     if url is None:
-        raise unsupported(part.type, f"{place}.{part.type}.url", "must be a string")
+        raise _wrong_member(part.type, f"{place}.{part.type}.url", "must be a string")
     return MediaPart(modality=modality, url=url, hints=Hints(max_long_side=given.max_long_side_pixel, fps=given.fps))
 
 
@@ -329,6 +335,6 @@ def _sound_part(given: SoundData | None, place: str) -> MediaPart:
     """Base64, or the data URL some clients put there."""
     data = raw_string(given.data) if given is not None else None
     if data is None:
-        raise unsupported("input_audio", f"{place}.data", "must be a string of base64")
+        raise _wrong_member("input_audio", f"{place}.data", "must be a string of base64")
     is_url = bytes(data[:5]).lower() == b"data:"
     return MediaPart(modality=Modality.AUDIO, url=data, is_bare_base64=not is_url)

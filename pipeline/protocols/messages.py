@@ -15,7 +15,16 @@ from engines.base import Constraint, Modality, Sampling
 from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import FunctionForm, ToolForm, tool_use
-from pipeline.protocols.parts import UINT32, RawText, decode_body, missing, raw_string, unsupported
+from pipeline.protocols.parts import (
+    UINT32,
+    RawText,
+    called_otherwise,
+    decode_body,
+    missing,
+    no_media_of,
+    raw_string,
+    unsupported,
+)
 from pipeline.tooluse import ToolUse, schema_constraint
 
 
@@ -132,6 +141,7 @@ class MessagesRequest(Prompt, frozen=True, kw_only=True):
         return self.tool_use.constraint or asked
 
 
+_ELSEWHERE = {"image_url": "image", "input_image": "image", "input_text": "text"}
 _REQUEST = msgspec.json.Decoder(MessagesRequest)
 _PROMPT = msgspec.json.Decoder(Prompt)
 
@@ -266,7 +276,7 @@ def _assistant(place: str, blocks: Sequence[Block]) -> dict[str, Any]:
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":  # nobody but its maker can read that
-            raise unsupported(here, block.type)
+            raise unsupported(here, block.type, no_media_of("assistant") if block.type == "image" else "")
     found: dict[str, Any] = {"role": "assistant", "content": texts or ""}
     if thoughts:
         found["reasoning_content"] = "".join(thoughts)
@@ -295,7 +305,7 @@ def _part(place: str, block: Block, parts: list[MediaPart]) -> dict[str, Any]:
     if block.type == "text":
         return _text(place, block)
     if block.type != "image":
-        raise unsupported(place, block.type)
+        raise unsupported(place, block.type, called_otherwise(block.type, _ELSEWHERE))
     parts.append(_picture(place, block.source))
     return {"type": "image"}
 
@@ -306,9 +316,13 @@ def _picture(place: str, source: Source | None) -> MediaPart:
     if source.type not in ("base64", "url"):
         raise unsupported(f"{place}.source", source.type)
     name = "data" if source.type == "base64" else "url"
-    text = raw_string(getattr(source, name))
-    if text is None:
+    given = getattr(source, name)
+    if given is UNSET:
         raise missing(f"{place}.source.{name}")
+    text = raw_string(given)
+    if text is None:
+        where = f"{place}.source.{name}"
+        raise GatewayError("invalid_type", f"Invalid JSON data: {where}: Expected `str`", param=where)
     return MediaPart(
         modality=Modality.IMAGE,
         url=text,
@@ -323,7 +337,7 @@ def _texts(place: str, content: str | Sequence[Block]) -> Any:
     found = []
     for index, block in enumerate(content):
         if block.type != "text":
-            raise unsupported(f"{place}[{index}]", block.type)
+            raise unsupported(f"{place}[{index}]", block.type, no_media_of("system") if block.type == "image" else "")
         found.append(_text(f"{place}[{index}]", block))
     return found
 

@@ -4,7 +4,7 @@ parse.
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -166,11 +166,22 @@ def _value_at(value: Any, path: str) -> Any:
     return value
 
 
-def unsupported(place: str, kind: str) -> GatewayError:
-    """A part, block or item of a kind that is not taken there."""
+def unsupported(place: str, kind: str, why: str = "") -> GatewayError:
+    """A part, block or item of a kind that is not taken there; `why` when elsewhere, or made otherwise, it is."""
+    told = f" ({why})" if why else ""
     return GatewayError(
-        "unsupported_content_part", f'{place}: unsupported type "{kind[:80]}" for gRPC backends', param=place
+        "unsupported_content_part", f'{place}: unsupported type "{kind[:80]}" for gRPC backends{told}', param=place
     )
+
+
+def called_otherwise(kind: str, ours: Mapping[str, str]) -> str:
+    """Why a type is not known that another API calls so; `ours`: the name here, by the names elsewhere."""
+    return f'this API calls it "{ours[kind]}"' if kind in ours else ""
+
+
+def no_media_of(role: str) -> str:
+    """Why a medium is refused in a message of that role: chat templates would drop it in silence."""
+    return f"a message of the role {role} takes no media"
 
 
 def missing(place: str) -> GatewayError:

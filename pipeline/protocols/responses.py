@@ -17,7 +17,16 @@ from pipeline.errors import GatewayError
 from pipeline.plan import MediaPart, MediaPlan
 from pipeline.protocols.chat_tools import ChoiceField, FunctionForm, ToolForm, tool_use
 from pipeline.protocols.constraints import response_constraint
-from pipeline.protocols.parts import UINT32, RawText, decode_body, missing, raw_string, unsupported
+from pipeline.protocols.parts import (
+    UINT32,
+    RawText,
+    called_otherwise,
+    decode_body,
+    missing,
+    no_media_of,
+    raw_string,
+    unsupported,
+)
 from pipeline.tooluse import ToolUse
 
 
@@ -28,6 +37,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str | None = None
     refusal: str | None = None
     image_url: RawText | UnsetType = UNSET
+    file_id: Any = None
     detail: str | None = None
     annotations: list[Any] | None = None
 
@@ -126,6 +136,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
+_ELSEWHERE = {"image_url": "input_image", "image": "input_image"}
 _NO_THINKING = ("none", "minimal")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -224,6 +235,16 @@ def sampling_of(request: ResponsesRequest, defaults: Mapping[str, Any]) -> Sampl
     )
 
 
+def _no_picture(place: str, part: Part) -> GatewayError:
+    """An `input_image` without a URL that can be read."""
+    if part.file_id is not None:
+        return unsupported(
+            f"{place}.file_id", part.type, "files are not kept here: give image_url, an http(s) or data URL"
+        )
+    why = "is missing" if part.image_url is UNSET else "must be a string, an http(s) or data URL"
+    return unsupported(f"{place}.image_url", part.type, f"{place}.image_url {why}")
+
+
 class Turns:
     """Items as the messages chat templates expect: reasoning and calls belong to the assistant's turn they stand in."""
 
@@ -273,9 +294,13 @@ class Turns:
             return {"type": "text", "text": part.text}
         if part.type == "refusal" and role == "assistant":
             return {"type": "text", "text": part.refusal or ""}
-        url = raw_string(part.image_url) if part.type == "input_image" else None
-        if url is None or role == "assistant":
-            raise unsupported(place, part.type)
+        if part.type != "input_image":
+            raise unsupported(place, part.type, called_otherwise(part.type, _ELSEWHERE))
+        if role == "assistant":
+            raise unsupported(place, part.type, no_media_of(role))
+        url = raw_string(part.image_url)
+        if url is None:
+            raise _no_picture(place, part)
         self.parts.append(MediaPart(modality=Modality.IMAGE, url=url))
         return {"type": "image"}
 

@@ -151,8 +151,9 @@ def test_why_a_body_is_no_json(body: bytes, why: str) -> None:
     ("part", "named", "where", "why"),
     [
         ({"type": "file", "file": {"file_data": "x"}}, "file", "", ""),
-        ({"type": "image", "image": "data:,"}, "image", "", ""),
-        ({"type": "input_image", "image_url": "data:,"}, "input_image", "", ""),
+        ({"type": "image", "image": "data:,"}, "image", "", 'this API calls it "image_url"'),
+        ({"type": "input_image", "image_url": "data:,"}, "input_image", "", 'this API calls it "image_url"'),
+        ({"type": "input_text", "text": "x"}, "input_text", "", 'this API calls it "text"'),
         ({"type": "refusal", "refusal": "x"}, "refusal", "", ""),
         ({"text": "x"}, "<missing>", ".type", "missing field `type`"),
         ({"type": 5}, "<missing>", ".type", "HERE: Expected `str`, got `int`"),
@@ -211,7 +212,9 @@ def test_a_number_out_of_range_is_told_with_its_limit(fields: dict[str, Any], co
 
 def test_a_picture_in_an_assistant_turn_is_refused() -> None:
     content = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    assert refusal({"messages": [{"role": "assistant", "content": content}]}).code == "unsupported_content_part"
+    error = refusal({"messages": [{"role": "assistant", "content": content}]})
+    assert (error.code, error.param) == ("unsupported_content_part", "messages[0].content[0]")
+    assert error.message.endswith('"image_url" for gRPC backends (a message of the role assistant takes no media)')
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])

@@ -100,6 +100,28 @@ def test_what_is_refused(fields: dict[str, Any], code: str, param: str) -> None:
     assert (error.status, error.code, error.param) == (400, code, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            user({"type": "image_url"}),
+            'messages[0].content[0]: unsupported type "image_url" for gRPC backends (this API',
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [PICTURE]}]},
+            "(a message of the role assistant takes no media)",
+        ),
+        ({"system": [PICTURE]}, "(a message of the role system takes no media)"),
+        (
+            user({"type": "image", "source": {"type": "base64", "data": 5}}),
+            "messages[0].content[0].source.data: Expected `str`",
+        ),
+    ],
+)
+def test_why_it_is_refused(fields: dict[str, Any], why: str) -> None:
+    assert why in refusal(fields).message
+
+
 def test_max_tokens_is_required() -> None:
     with pytest.raises(GatewayError) as caught:
         messages.read(json.dumps({"model": "m", "messages": USER}).encode())

@@ -43,8 +43,12 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"input": [{"type": "computer_call"}]}, "unsupported_content_part", "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "unsupported_content_part", "input[0]"),
         (user({"type": "input_file", "file_data": "x"}), "unsupported_content_part", "input[0].content[0]"),
-        (user({"type": "input_image", "file_id": "f"}), "unsupported_content_part", "input[0].content[0]"),
-        (user({"type": "input_image", "image_url": {"url": "x"}}), "unsupported_content_part", "input[0].content[0]"),
+        (user({"type": "input_image", "file_id": "f"}), "unsupported_content_part", "input[0].content[0].file_id"),
+        (
+            user({"type": "input_image", "image_url": {"url": "x"}}),
+            "unsupported_content_part",
+            "input[0].content[0].image_url",
+        ),
         (user({"type": "image_url"}), "unsupported_content_part", "input[0].content[0]"),
         (user({"type": "refusal", "refusal": "no"}), "unsupported_content_part", "input[0].content[0]"),
         (user({"type": "input_text"}), "missing_required_parameter", "input[0].content[0].text"),
@@ -88,6 +92,25 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
 def test_what_is_refused(fields: dict[str, Any], code: str, param: str | None) -> None:
     error = refusal(fields)
     assert (error.status, error.code, error.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ({"type": "input_image"}, "(input[0].content[0].image_url is missing)"),
+        ({"type": "input_image", "image_url": {"url": "x"}}, "(input[0].content[0].image_url must be a string,"),
+        ({"type": "input_image", "image_url": None}, "(input[0].content[0].image_url must be a string,"),
+        ({"type": "input_image", "file_id": "f"}, "(files are not kept here: give image_url,"),
+        ({"type": "image_url", "image_url": {"url": "x"}}, '(this API calls it "input_image")'),
+    ],
+)
+def test_a_picture_that_cannot_be_read_is_told_by_its_member(part: dict[str, Any], why: str) -> None:
+    assert why in refusal(user(part)).message
+
+
+def test_a_picture_in_an_assistant_s_turn_is_told_so() -> None:
+    error = refusal({"input": [{"role": "assistant", "content": [PICTURE]}]})
+    assert error.message.endswith("(a message of the role assistant takes no media)")
 
 
 def test_a_text_is_a_user_s_turn_behind_the_instructions() -> None:
