@@ -24,7 +24,7 @@ from pipeline import models, parsers
 from pipeline.archive import ArchiveReceiver, BundleError
 from pipeline.bundle import Bundle, load_bundle, locate
 from pipeline.config import Config
-from pipeline.errors import GatewayError
+from pipeline.errors import GatewayError, model_not_found
 from pipeline.jobs import ModelSettings
 from pipeline.models.base import Anchor, BundleConfig, Family, FamilyError, Vocabulary
 from pipeline.plan import ServedModel
@@ -62,7 +62,7 @@ class Catalog:
             raise GatewayError(
                 "tokenizer_not_ready", f"the tokenizer of model '{model}' is not loaded yet", retry_after_s=1
             )
-        raise GatewayError("model_not_found", f"No worker available for model '{model}'")
+        raise model_not_found(model)
 
     def all(self) -> list[ServedModel]:
         return list(self._models.values())

@@ -215,6 +215,12 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def model_not_found(model: str) -> GatewayError:
+    return GatewayError(
+        "model_not_found", f"No worker available for model '{model[:200]}'; GET /v1/models lists the models there are"
+    )
+
+
 def engine_failure(error: EngineError) -> GatewayError:
     """What a client is told when an engine refused, failed or could not be reached."""
     if isinstance(error, ModalityRefused):

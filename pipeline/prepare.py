@@ -29,7 +29,7 @@ from engines.worker import Status, Worker
 from pipeline.admission import Backlog, InflightMedia
 from pipeline.config import Config
 from pipeline.encode import Encoder, Look, batches, tensor_bytes
-from pipeline.errors import GatewayError, engine_failure
+from pipeline.errors import engine_failure, model_not_found
 from pipeline.explain import MediaTold, told_of
 from pipeline.intake import Intake, Receiver
 from pipeline.logs import mm_timing
@@ -163,7 +163,7 @@ class Preparation:
         if not found and self._registry.workers_of(model.model, healthy_only=False):  # of another role
             raise engine_failure(NoWorker(model.model))
         if not found:
-            raise GatewayError("model_not_found", f"No worker available for model '{model.model}'")
+            raise model_not_found(model.model)
         return found
 
     async def _tokenise(self, model: ServedModel, plan: MediaPlan, text: str, given: Sequence[int] | None) -> list[int]:

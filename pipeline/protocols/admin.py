@@ -9,7 +9,7 @@ from engines.base import Modality
 from engines.registry import Registry
 from pipeline.catalog import Catalog
 from pipeline.config import Config
-from pipeline.errors import GatewayError
+from pipeline.errors import GatewayError, model_not_found
 from pipeline.plan import ServedModel
 from pipeline.protocols.http import json_reply
 from pipeline.ticket import Ticket
@@ -72,7 +72,7 @@ class AdminRoutes:
         name = request.query.get("model", known[0])
         workers = self._registry.workers_of(name, healthy_only=False)
         if not workers:
-            raise GatewayError("model_not_found", f"No worker available for model '{name[:200]}'")
+            raise model_not_found(name)
         return json_reply({**workers[0].labels, **self._model_card(workers[0].model_id)})
 
     async def server_info(self, request: web.Request, ticket: Ticket) -> web.Response:

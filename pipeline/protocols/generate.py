@@ -17,6 +17,8 @@ from pipeline.protocols.parts import UINT32, decode_body
 from pipeline.protocols.sampling import SamplingFields
 from pipeline.tooluse import schema_constraint
 
+UNNAMED = "unknown"  # the model of a request that names none
+
 TokenId = Annotated[int, Meta(ge=0, le=UINT32)]
 
 
@@ -46,7 +48,7 @@ class SamplingParams(SamplingFields, frozen=True, kw_only=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`text` comes before `input_ids`, as in SMG.  `rid`: what answers call the request."""
 
-    model: str = "unknown"
+    model: str = UNNAMED
     text: str | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
     sampling_params: SamplingParams = SamplingParams()

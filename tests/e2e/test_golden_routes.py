@@ -102,6 +102,15 @@ def generate(gateway: Running, text: str, /, **fields: Any) -> Answer:
     return gateway.call("POST", "/generate", {"model": "qwen3-vl-demo", "text": text} | fields)
 
 
+def test_a_model_that_is_not_there_is_told_where_to_look(gateway: Running) -> None:
+    """SMG's status and code also where none is named, as recorded, and though there is only one."""
+    nameless = gateway.call("POST", "/generate", {"text": "a"})
+    wrong = generate(gateway, "a", model="gpt-4")
+    assert nameless.error == wrong.error == (404, "model_not_found")
+    assert nameless.message == "the request names no model: give `model`; GET /v1/models lists the models there are"
+    assert wrong.message == "No worker available for model 'gpt-4'; GET /v1/models lists the models there are"
+
+
 def test_log_probabilities_as_sglang_tells_them(gateway: Running) -> None:
     """One for each id; SMG takes the field and tells none."""
     (whole,) = generate(gateway, "[[say one two]]", return_logprob=True, top_logprobs_num=2).json
