@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from tools.launch import Gateway, LaunchError, known_flags  # noqa: E402
 from tools.load.figures import about  # noqa: E402
 from tools.load.rounds import RoundFailed, bodies, gateway, measure, sent_tensors, stand_in  # noqa: E402
 from tools.load.scenarios import GROWTHS, QUIET, SCENARIOS, Growth, Scenario  # noqa: E402
+from tools.usage import Usage, command, count, file_to_write  # noqa: E402
 
 PEER = "smg==1.13.0"
 FIGURES = ("cpu", "user", "system", "faults", "rps", "p50", "p99", "memory", "pss", "segments")
@@ -195,18 +195,22 @@ def missed(results: Sequence[dict[str, Any]], growths: Sequence[dict[str, Any]])
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = Usage(__doc__)
     names = [scenario.name for scenario in SCENARIOS] + [growth.name for growth in GROWTHS]
     made.add_argument("--scenario", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
-    made.add_argument("--pairs", type=int, default=3)
-    made.add_argument("--requests", type=int, help="of each round; default: the scenario's")
+    made.add_argument("--pairs", type=count, default=3)
+    made.add_argument("--requests", type=count, help="of each round; default: the scenario's")
     made.add_argument(
         "--quick", action="store_true", help="one pair and a fifth of the requests: a look, no measurement"
     )
     made.add_argument("--no-growth", action="store_true", help="leave our own growth figures out")
-    made.add_argument("--ours", default=f"{sys.executable} gateway.py", help="command of the gateway under test")
-    made.add_argument("--peer", help=f"command of the other one; default: {PEER} in an environment of its own")
-    made.add_argument("--json", type=Path, help="write everything to this file (for tools/plots.py)")
+    made.add_argument(
+        "--ours", type=command, default=f"{sys.executable} gateway.py", help="command of the gateway under test"
+    )
+    made.add_argument(
+        "--peer", type=command, help=f"command of the other one; default: {PEER} in an environment of its own"
+    )
+    made.add_argument("--json", type=file_to_write, help="write everything to this file (for tools/plots.py)")
     made.add_argument("--check", action="store_true", help='exit 1 when a "must" is missed')
     made.add_argument("--logs", type=Path, help="keep the logs in this directory")
     return made
@@ -225,10 +229,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace, folder: Path) -> int:
-    peer = shlex.split(options.peer) if options.peer else [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]
-    ours = shlex.split(options.ours)
-    quiet = {"ours": known_flags(ours, QUIET), "peer": known_flags(peer, QUIET)}
-    sides = Sides(ours, peer, quiet, folder)
+    peer = options.peer or [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]
+    quiet = {"ours": known_flags(options.ours, QUIET), "peer": known_flags(peer, QUIET)}
+    sides = Sides(options.ours, peer, quiet, folder)
     pairs, share = (1, 0.2) if options.quick else (options.pairs, 1.0)
     results, growths = [], []
     for scenario in SCENARIOS:

@@ -24,6 +24,7 @@ from tools.fuzzing import kills, leavers, soak, starts  # noqa: E402
 from tools.fuzzing.live import site  # noqa: E402
 from tools.fuzzing.rig import Wrong  # noqa: E402
 from tools.launch import fake_engine  # noqa: E402
+from tools.usage import Usage, amount, count  # noqa: E402
 
 MIB = 1 << 20
 READY_S, ENDING_S, GIVEN_BACK_S = 1.5, 1.0, 2.0
@@ -109,25 +110,25 @@ def soak_for(given: argparse.Namespace) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("start", help="start to ready, SIGINT to exit")
-    made.add_argument("--times", type=int, default=10)
+    made.add_argument("--times", type=count, default=10)
     made.set_defaults(run=start)
     made = commands.add_parser("kills", help="a pool process is killed again and again under load")
-    made.add_argument("--requests", type=int, default=1000)
-    made.add_argument("--concurrency", type=int, default=32)
-    made.add_argument("--every", type=float, default=2.0, help="seconds between two kills (2)")
+    made.add_argument("--requests", type=count, default=1000)
+    made.add_argument("--concurrency", type=count, default=32)
+    made.add_argument("--every", type=amount, default=2.0, help="seconds between two kills (2)")
     made.set_defaults(run=kill)
     made = commands.add_parser("leave", help="clients leave at a random moment")
-    made.add_argument("--clients", type=int, default=10_000)
-    made.add_argument("--concurrency", type=int, default=12)
-    made.add_argument("--longest", type=float, default=0.25, help="seconds a client waits at most (0.25)")
+    made.add_argument("--clients", type=count, default=10_000)
+    made.add_argument("--concurrency", type=count, default=12)
+    made.add_argument("--longest", type=amount, default=0.25, help="seconds a client waits at most (0.25)")
     made.add_argument("--seed", type=int, default=1)
     made.set_defaults(run=leave)
     made = commands.add_parser("soak", help="mixed load over the budget")
-    made.add_argument("--minutes", type=float, default=20)
-    made.add_argument("--concurrency", type=int, default=64)
+    made.add_argument("--minutes", type=amount, default=20)
+    made.add_argument("--concurrency", type=count, default=64)
     made.add_argument("--transport", choices=("inline", "auto"), default="auto")
     made.add_argument("--seed", type=int, default=1)
     made.set_defaults(run=soak_for)

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import functools
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -41,6 +40,7 @@ from tools.environments import EnvironmentFailed, cache_folder, environment  # n
 from tools.launch import ROOT, Gateway, LaunchError, known_flags, listening, request  # noqa: E402
 from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in  # noqa: E402
 from tools.load.scenarios import QUIET, SCENARIOS, Scenario  # noqa: E402
+from tools.usage import Usage, command  # noqa: E402
 
 TORCH_WORKER = ("torch==2.13.0", "transformers==5.19.0", "smg-grpc-servicer==0.14.1", "llguidance==1.9.1")
 NIXL = ("--no-deps", "nixl-cu13==1.5.1")  # it asks for torch and needs NumPy alone
@@ -250,13 +250,15 @@ def _peer_decodes_jpeg_exactly(host: str, port: int) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     parser.add_argument("--engine", choices=["torch", "vllm"], default="torch")
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="run checks whose names hold all of these, comma-separated"
     )
     parser.add_argument("--record", choices=ASKED, metavar="CASE", help=f"one of {', '.join(ASKED)}")
-    parser.add_argument("--gateway", default=f"{sys.executable} gateway.py", help="command of the gateway under test")
+    parser.add_argument(
+        "--gateway", type=command, default=f"{sys.executable} gateway.py", help="command of the gateway under test"
+    )
     parser.add_argument("--logs", type=Path, help="keep logs and journals in this directory")
     options = parser.parse_args(arguments)
     tally = Tally([word for word in options.only.split(",") if word])
@@ -273,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace, tally: Tally, folder: Path) -> None:
-    command = shlex.split(options.gateway)
+    command = options.gateway
     model = checkpoint(cache_folder() / "checkpoints")
     quiet = known_flags(command, QUIET)
     log = folder / "engine.log"

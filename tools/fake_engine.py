@@ -25,27 +25,30 @@ import grpc  # noqa: E402
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc as rpc  # noqa: E402
 
 from tools.fake.servicer import Engine, Settings  # noqa: E402
+from tools.usage import Usage, count, duration, file_to_write, folder_to_read, port  # noqa: E402
 
 BUNDLE = Path(__file__).resolve().parent / "demo" / "bundle"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=Path, default=BUNDLE, help="directory of tokenizer and configs (the demo's)")
+    parser = Usage(__doc__)
+    parser.add_argument(
+        "--bundle", type=folder_to_read, default=BUNDLE, help="directory of tokenizer and configs (the demo's)"
+    )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--port", type=port, default=0, help="0: any free port")
     parser.add_argument("--model-name", default="qwen3-vl-demo", help="served model name")
     parser.add_argument("--tokenizer-path", default="", help="what to report instead of the bundle's directory")
     parser.add_argument(
         "--label", action="append", default=[], metavar="K=V", help="field of GetServerInfo or GetModelInfo"
     )
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before the first token")
-    parser.add_argument("--token-ms", type=float, default=0.0, help="before every chunk of tokens")
-    parser.add_argument("--tokens-per-chunk", type=int, default=8)
+    parser.add_argument("--latency-ms", type=duration, default=0.0, help="before the first token")
+    parser.add_argument("--token-ms", type=duration, default=0.0, help="before every chunk of tokens")
+    parser.add_argument("--tokens-per-chunk", type=count, default=8)
     parser.add_argument("--text", default="", help="answer this instead of what was seen")
     parser.add_argument("--light", action="store_true", help="read everything, digest nothing, answer shortly")
     parser.add_argument("--stamp", action="store_true", help="begin an answer with the moment it began, in ns")
-    parser.add_argument("--journal", type=Path, help="write one JSON line for every request to this file")
+    parser.add_argument("--journal", type=file_to_write, help="write one JSON line for every request to this file")
     parser.add_argument("--fault", default="", metavar="WORDS", help="meets every request without a marker of its own")
     parser.add_argument("--unhealthy-file", type=Path, help="unhealthy as long as this file exists")
     parser.add_argument("--keep-names", action="store_true", help="do not unlink shared-memory segments")
@@ -73,7 +76,7 @@ async def _serve(options: argparse.Namespace) -> None:
         tokenizer_path=options.tokenizer_path,
         latency_s=options.latency_ms / 1000,
         token_delay_s=options.token_ms / 1000,
-        tokens_per_chunk=max(1, options.tokens_per_chunk),
+        tokens_per_chunk=options.tokens_per_chunk,
         text=options.text,
         light=options.light,
         stamps=options.stamp,

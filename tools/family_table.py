@@ -43,6 +43,7 @@ from tools.launch import ROOT, Gateway, LaunchError, fake_engine, known_flags, r
 from tools.load.bodies import Bodies, Kind, media_files  # noqa: E402
 from tools.load.client import ROUTE  # noqa: E402
 from tools.load.scenarios import QUIET  # noqa: E402
+from tools.usage import Usage  # noqa: E402
 
 BUNDLES = (
     *(
@@ -285,9 +286,17 @@ def put(page: Path, table: str) -> None:
     page.write_text(f"{text[:begin]}\n\n{table}\n\n{text[end:]}")
 
 
+def _bundles(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in BUNDLES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(BUNDLES)}")
+    return names
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=BUNDLES, metavar="BUNDLES")
+    parser = Usage(__doc__)
+    parser.add_argument("--only", type=_bundles, default=BUNDLES, metavar="BUNDLES")
     parser.add_argument("--no-peer", action="store_true", help="leave the comparison with the peer out")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/")
     options = parser.parse_args(arguments)

@@ -9,10 +9,8 @@ figure holds the stand-in's sending and the client's reading, and direct says ho
 and begin at random moments, as those of real clients do.  Rows are percentiles over all rounds.
 """
 
-import argparse
 import contextlib
 import json
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +26,7 @@ from tools.launch import ROOT, Gateway, LaunchError, fake_engine, known_flags  #
 from tools.load.figures import about, spread  # noqa: E402
 from tools.load.passage import Broken, Pace, Passage, direct, through  # noqa: E402
 from tools.load.scenarios import QUIET  # noqa: E402
+from tools.usage import Usage, command, count, duration, file_to_write  # noqa: E402
 
 PEER = "smg==1.13.0"
 ENGINE = (
@@ -85,17 +84,19 @@ def table(found: dict[str, list[Passage]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=16, help="streams at a time")
-    parser.add_argument("--streams", type=int, default=320, help="of one round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause-ms", type=float, default=80, help="before a client's next stream, on average")
-    parser.add_argument("--ours", default=f"{sys.executable} {ROOT / 'gateway.py'}", help="command of the gateway")
+    parser = Usage(__doc__)
+    parser.add_argument("--clients", type=count, default=16, help="streams at a time")
+    parser.add_argument("--streams", type=count, default=320, help="of one round")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--pause-ms", type=duration, default=80, help="before a client's next stream, on average")
+    parser.add_argument(
+        "--ours", type=command, default=f"{sys.executable} {ROOT / 'gateway.py'}", help="command of the gateway"
+    )
     parser.add_argument("--peer", action="store_true", help=f"the same with {PEER}")
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--json", type=file_to_write, help="write every figure to this file")
     options = parser.parse_args(arguments)
     pace = Pace(options.clients, options.streams, options.pause_ms / 1000)
-    commands = {"ours": shlex.split(options.ours)}
+    commands = {"ours": options.ours}
     try:
         if options.peer:
             commands["peer"] = [str(environment("smg-1.13.0", [PEER]) / "smg"), "launch"]

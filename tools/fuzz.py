@@ -9,7 +9,6 @@ memory that grows, something still held at the end.  Each is told with the numbe
 1 when there was one.
 """
 
-import argparse
 import contextlib
 import os
 import sys
@@ -25,6 +24,7 @@ from tools.fuzzing import bodies, engines, pictures, replies, requests, urls  # 
 from tools.fuzzing.live import GROWTH_BYTES, Site, site  # noqa: E402
 from tools.fuzzing.requests import LiveSubject  # noqa: E402
 from tools.fuzzing.rig import Finding, Subject, Tally, Wrong, hunt  # noqa: E402
+from tools.usage import Usage, amount, count_or_none  # noqa: E402
 
 DIRECT: dict[str, Callable[[], Subject]] = {
     "pictures": pictures.Pictures,
@@ -70,12 +70,12 @@ def _site_for(name: str) -> Iterator[Site]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     subjects = [*DIRECT, *LIVE]
     parser.add_argument("--subject", action="append", choices=subjects, help="all when not given; may be repeated")
-    parser.add_argument("--seconds", type=float, default=60, help="for all subjects together (60)")
+    parser.add_argument("--seconds", type=amount, default=60, help="for all subjects together (60)")
     parser.add_argument("--seed", type=int, default=None, help="number of the first case (the clock's)")
-    parser.add_argument("--cases", type=int, default=0, help="so many cases instead of so many seconds")
+    parser.add_argument("--cases", type=count_or_none, default=0, help="so many cases instead of so many seconds")
     given = parser.parse_args(argv)
     chosen = given.subject or subjects
     seed = given.seed if given.seed is not None else int(time.time()) * 1000

@@ -9,7 +9,6 @@ event of a stream; what the document calls wrong must be refused, and nothing ma
 gateway must live, hold nothing and have no fault in its log.  Arguments after `--` go to `schemathesis run`.
 """
 
-import argparse
 import http.client
 import json
 import subprocess
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tools.fuzzing.live import Site, site  # noqa: E402
 from tools.fuzzing.rig import Wrong  # noqa: E402
 from tools.fuzzing.served import MODEL  # noqa: E402
+from tools.usage import Usage, count, count_or_none  # noqa: E402
 
 KEY = "a-key-of-the-operator"
 CHECKS = (
@@ -50,6 +50,7 @@ _FLAGS = (
 
 
 # One request after the other, with what the last one told: not those of workers, as the only engine would be removed.
+PROGRAM = Path(sys.executable).with_name("schemathesis")
 _STATEFUL = (
     *("--phases", "stateful"),
     *("--exclude-path-regex", "^/workers"),
@@ -62,7 +63,7 @@ def run(*arguments: str) -> tuple[int, str]:
     with site("--api-key", KEY, "--server-timing") as place, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "openapi.json"
         file.write_text(json.dumps(narrowed(_document(place))))
-        command = [str(Path(sys.executable).with_name("schemathesis")), "run", str(file), "--url", place.gateway.url]
+        command = [str(PROGRAM), "run", str(file), "--url", place.gateway.url]
         command += ["--checks", ",".join(CHECKS), *_FLAGS, "-H", f"Authorization: Bearer {KEY}", *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         try:
@@ -94,13 +95,15 @@ def _document(place: Site) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=0, help="go on until then; without it one pass")
-    parser.add_argument("--examples", type=int, default=100, help="of one route, in one pass")
+    parser = Usage(__doc__)
+    parser.add_argument("--seconds", type=count_or_none, default=0, help="go on until then; without it one pass")
+    parser.add_argument("--examples", type=count, default=100, help="of one route, in one pass")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stateful", action="store_true", help="follow ids through the routes instead")
     parser.add_argument("more", nargs="*", help="arguments of schemathesis")
     options = parser.parse_args(arguments)
+    if not PROGRAM.exists():
+        parser.error("schemathesis is not installed: tools/test installs what tests need")
     limit = ["--max-time", str(options.seconds)] if options.seconds else []
     limit += _STATEFUL if options.stateful else ()
     code, report = run("--seed", str(options.seed), "--max-examples", str(options.examples), *limit, *options.more)

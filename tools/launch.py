@@ -5,6 +5,7 @@ process id.
 """
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -19,6 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_HINDRANCES = {
+    errno.EADDRINUSE: "it is taken; --port chooses another one",
+    errno.EADDRNOTAVAIL: "this machine has no such address; --host chooses another one",
+    errno.EACCES: "a port below 1024 is not for everybody; --port chooses another one",
+}
 _READY = re.compile(r"ready port=(\d+)")
 
 
@@ -27,20 +33,20 @@ class LaunchError(Exception):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def is_taken(host: str, port: int) -> bool:
-    """Whether somebody listens there already."""
+def hindrance(host: str, port: int) -> str | None:
+    """Why nothing can listen there, in words; None when it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            return _HINDRANCES.get(error.errno or 0, error.strerror or str(error))
+    return None
 
 
 def stop(process: subprocess.Popen[Any], *, grace_s: float = 10.0, number: int = signal.SIGTERM) -> int:
@@ -130,7 +136,11 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{_bracketed(self.host)}:{self.port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{_bracketed(self.host)}:{self.metrics_port}/metrics"
 
     @property
     def pid(self) -> int:
@@ -166,6 +176,10 @@ class Gateway:
         if self._output is not None:
             self._output.close()
         return code
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def request(

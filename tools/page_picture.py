@@ -6,7 +6,6 @@
 The gateway runs with its default settings in front of the engine stand-in; the dropped picture is made here.
 """
 
-import argparse
 import io
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from playwright.sync_api import Page, expect  # noqa: E402
 
 from tests.e2e.browser import chromium, visit  # noqa: E402
 from tools.launch import ROOT, Gateway, fake_engine  # noqa: E402
+from tools.usage import Usage, file_to_write  # noqa: E402
 
 WIDTH, HEIGHT = 1180, 1120
 SKY = np.array([(38, 60, 104), (150, 110, 120), (232, 150, 112), (250, 210, 155)], float)
@@ -76,9 +76,9 @@ def _ask(page: Page) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     parser.add_argument("--dark", action="store_true")
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "page.webp")
+    parser.add_argument("--to", type=file_to_write, default=ROOT / "docs" / "page.webp")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, fake_engine("--token-ms", "4", "--latency-ms", "20") as port:
         command = [sys.executable, str(ROOT / "gateway.py")]

@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.load.svg import Chart, Series, bars, lines, stacked  # noqa: E402
+from tools.usage import Usage, file_to_read  # noqa: E402
 
 STAGES = ("admit", "fetch", "decode", "preprocess", "send", "engine")
 
@@ -93,7 +94,7 @@ def draw(path: Path, against: dict[str, dict[str, Any]]) -> dict[str, str]:
     if "scenarios" in data:
         return {"ratios": by_scenario(data)}
     if "points" not in data:
-        raise ValueError(f"{path} is no result of loadtest.py or compare_peer.py")
+        raise ValueError(f"{path} has neither points nor scenarios")
     made = {"concurrency": by_concurrency({"mediagate": data, **against})}
     if any(point["stage_ms"] for point in data["points"]):
         made["stages"] = by_stage(data)
@@ -102,16 +103,24 @@ def draw(path: Path, against: dict[str, dict[str, Any]]) -> dict[str, str]:
     return made
 
 
+def _named(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not path:
+        raise argparse.ArgumentTypeError(f"expected NAME=JSON, got {text!r}")
+    return name, file_to_read(path)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="+", metavar="JSON")
-    parser.add_argument("--against", action="append", default=[], metavar="NAME=JSON", help="a second server's file")
+    parser = Usage(__doc__)
+    parser.add_argument("files", type=file_to_read, nargs="+", metavar="JSON")
+    parser.add_argument(
+        "--against", type=_named, action="append", default=[], metavar="NAME=JSON", help="a second server's file"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/plots"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        named = [text.partition("=") for text in options.against]
-        against = {name: json.loads(Path(path).read_text()) for name, _, path in named}
+        against = {name: json.loads(path.read_text()) for name, path in options.against}
         for path in options.files:
             for ending, text in draw(path, against).items():
                 target = options.out / f"{path.stem}-{ending}.svg"
@@ -120,8 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
             if path.resolve() != (options.out / path.name).resolve():
                 shutil.copyfile(path, options.out / path.name)
     except (OSError, ValueError, KeyError) as error:
-        print(f"plots: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        print(f"plots: no result of loadtest.py or compare_peer.py: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -8,7 +8,6 @@ Redis of its own, and is asked what tests/sidecar/asked.py lists, in messages th
 hello, every job and every result, as the bytes that lay in Redis.
 """
 
-import argparse
 import lzma
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from tests.pipeline.bundles import unpack_bundle  # noqa: E402
 from tests.sidecar.asked import CASES, Asked, anchors_of  # noqa: E402
 from tests.sidecar.records import DATA, Exchange, Record  # noqa: E402
 from tools.redis_server import RedisServer, redis_server  # noqa: E402
+from tools.usage import Usage  # noqa: E402
 
 FLAGS = ("--dtype", "float32", "--limit-mm-per-prompt", '{"image": 4, "video": 1}', "--max-model-len", "4096")
 # name of the record -> bundle, further flags
@@ -106,9 +106,9 @@ def record(name: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(RECORDS), metavar="RECORD")
-    for name in parser.parse_args().names:
+    parser = Usage(__doc__)
+    parser.add_argument("names", nargs="*", choices=[*RECORDS], metavar="RECORD")
+    for name in parser.parse_args().names or RECORDS:
         record(name)
     return 0
 

@@ -6,7 +6,6 @@
 A test does the second, so the pages cannot drift from the code.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from pipeline.flags import ACTIONS, SHORTHANDS  # noqa: E402
 from pipeline.metric_table import DECLARATIONS  # noqa: E402
 from pipeline.setting import GROUPS, Declared  # noqa: E402
 from pipeline.sidecar import settings as sidecar  # noqa: E402
+from tools.usage import Usage  # noqa: E402
 
 _WRITTEN = "<!-- written by tools/reference_docs.py; change the code, not this page -->"
 
@@ -266,7 +266,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     stale = [name for name, page in PAGES.items() if not _is_current(name, page())]

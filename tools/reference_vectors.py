@@ -8,7 +8,6 @@ checkpoint whose configuration names none.  For every picture: grids and other s
 shape, SHA-256 and first values; `num_tokens` where the processor tells its grid and merge size.
 """
 
-import argparse
 import hashlib
 import importlib.metadata
 import json
@@ -23,6 +22,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.models.synthetic import digest, draw  # noqa: E402
+from tools.usage import Usage, file_to_write  # noqa: E402
 
 # name: width, height, mode, seed
 PICTURES: Mapping[str, tuple[int, int, str, int]] = {
@@ -82,12 +82,15 @@ def _load(checkpoint: str, name: str | None) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     parser.add_argument("checkpoint")
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=file_to_write)
     parser.add_argument("--class", dest="name", metavar="CLASS", help="a class of transformers")
     options = parser.parse_args()
-    processor = _load(options.checkpoint, options.name)
+    try:
+        processor = _load(options.checkpoint, options.name)
+    except (ImportError, AttributeError, OSError, ValueError) as error:
+        parser.error(f"{options.checkpoint}: {str(error).splitlines()[0]}")
 
     def process(picture: Image.Image) -> Mapping[str, Any]:
         made: Mapping[str, Any] = processor(images=picture, return_tensors="pt")

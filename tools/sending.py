@@ -26,6 +26,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines.channel import WorkerChannels
 from engines.wire import Part, field, splice
+from tools.usage import Usage, count
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
 METHOD = f"/{SERVICE}/Generate"
@@ -132,10 +133,10 @@ async def compare(port: int, mib: int, calls: int, pairs: int) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--mib", type=int, default=50)
-    options.add_argument("--calls", type=int, default=6)
-    options.add_argument("--pairs", type=int, default=2)
+    options = Usage(__doc__)
+    options.add_argument("--mib", type=count, default=50)
+    options.add_argument("--calls", type=count, default=6)
+    options.add_argument("--pairs", type=count, default=2)
     options.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.serve:

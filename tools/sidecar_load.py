@@ -31,6 +31,7 @@ from tools.load.bodies import made_unique  # noqa: E402
 from tools.load.photos import encode, photo  # noqa: E402
 from tools.load.processes import Watch  # noqa: E402
 from tools.redis_server import RedisServer, redis_server  # noqa: E402
+from tools.usage import Usage, count  # noqa: E402
 
 FLAGS = ("--dtype", "float32", "--limit-mm-per-prompt", '{"image": 4}')
 PICTURES = 8
@@ -122,11 +123,13 @@ def measure(side: str, options: argparse.Namespace, folder: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Usage(__doc__)
     parser.add_argument("sides", nargs="*", choices=[*SIDES], metavar="SIDE", help="ours, published")
-    parser.add_argument("--jobs", type=int, default=60)
-    parser.add_argument("--outstanding", type=int, default=4)
-    parser.add_argument("--processes", type=int, default=2, help="pool processes, or jobs at once of the published one")
+    parser.add_argument("--jobs", type=count, default=60)
+    parser.add_argument("--outstanding", type=count, default=4)
+    parser.add_argument(
+        "--processes", type=count, default=2, help="pool processes, or jobs at once of the published one"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mediagate-load-") as made:
         unpack_bundle("qwen3_vl", Path(made))

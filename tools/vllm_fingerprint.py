@@ -8,10 +8,15 @@ the worker's.
 """
 
 import json
+import sys
 
-from smg_grpc_servicer.vllm.mm_sidecar import build_config, config_fingerprint
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+try:
+    from smg_grpc_servicer.vllm.mm_sidecar import build_config, config_fingerprint
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+except ImportError as error:
+    print(f"vllm_fingerprint: {error}: run it with the Python of the worker's environment", file=sys.stderr)
+    sys.exit(2)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,14 @@ def test_the_whole_demo_succeeds_and_leaves_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\n< I received ") == 4
     assert "image_grid_thw [1, 30, 40], 300 image tokens at 7..306" in done.stdout
+    assert re.search(r"^metrics: http://127\.0\.0\.1:\d+/metrics   log: /\S+/gateway\.log ", done.stdout, re.M)
+
+
+def test_an_address_of_another_machine_is_not_called_taken() -> None:
+    command = [sys.executable, "gateway.py", "--demo", "--once", "--host", "192.0.2.1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr.startswith("demo: cannot listen on 192.0.2.1 port 30000: this machine has no such address")
 
 
 def test_a_gateway_that_does_not_start_fails_the_demo() -> None:

@@ -98,5 +98,5 @@ def test_files_become_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
-    assert main([str(broken), "--out", str(out)]) == 1
+    assert main([str(broken), "--out", str(out)]) == 2
     assert "no result" in capsys.readouterr().err

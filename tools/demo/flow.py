@@ -20,7 +20,7 @@ from typing import Any
 from tools.demo.ask import Reply, ask
 from tools.demo.picture import encoded, picture
 from tools.demo.reference import Expected, picture_prompt, text_prompt
-from tools.launch import Gateway, LaunchError, fake_engine, is_taken
+from tools.launch import Gateway, LaunchError, fake_engine, hindrance
 
 EXIT_PORT_TAKEN = 3
 MODEL = "qwen3-vl-demo"
@@ -70,8 +70,8 @@ def run_demo(
     """
     stay = not once and sys.stdout.isatty()
     why = "" if once else "demo: it ends here, because its output is no terminal"
-    if is_taken(host, port):  # else the demo would talk to whoever listens there
-        print(f"demo: {host}:{port} is taken; --port chooses another one", file=sys.stderr)
+    if why_not := hindrance(host, port):  # else the demo would talk to whoever listens there
+        print(f"demo: cannot listen on {host} port {port}: {why_not}", file=sys.stderr)
         return EXIT_PORT_TAKEN
     try:
         with _sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="mediagate-demo-") as folder:
@@ -94,7 +94,8 @@ def _run(host: str, port: int, stay: bool, folder: Path, command: Sequence[str],
         gateway = Gateway(command, flags, host=host, port=port, log=log, environment=_default_settings())
         try:
             gateway.wait_until("/readiness")
-            print(f"mediagate demo on {gateway.url}   engine: fake vLLM on port {engine_port}", flush=True)
+            print(f"mediagate demo on {gateway.url}   engine: fake vLLM on port {engine_port}")
+            print(f"metrics: {gateway.metrics_url}   log: {log} (until the demo ends)", flush=True)
             faults = _talk(gateway, journal)
             if stay:
                 print(f"Open {gateway.url}/ to try your own. Ctrl-C to stop.", flush=True)

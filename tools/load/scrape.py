@@ -4,13 +4,20 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # what is measured is no proxy
 LAG = "mediagate_event_loop_lag_seconds"
 
 
 def histogram(url: str, name: str = LAG) -> dict[float, float]:
     """Cumulative counts by upper bound, of a histogram without labels.  Raises OSError; empty when there is none."""
-    with urllib.request.urlopen(url, timeout=5) as reply:
-        return parse(reply.read().decode(), name)
+    return parse(get(url).decode(), name)
+
+
+def get(url: str) -> bytes:
+    """What is there.  Raises OSError, urllib's HTTPError among them."""
+    with _DIRECT.open(url, timeout=10) as reply:
+        body: bytes = reply.read()
+        return body
 
 
 def parse(text: str, name: str) -> dict[float, float]:
