@@ -7,14 +7,16 @@ decides who lives; it knows nothing of jobs (`crew.py` keeps the pool processes,
 `notify.py` what systemd hears).
 
 SIGTERM: the frontend drains and ends by itself, then the pool processes end.  SIGINT: the same without the time for
-balancers.  A second of either: at once (a third does not even wait for the frontend to remove its files).  SIGHUP:
-the pool processes are replaced one by one.  A frontend that dies ends the gateway, since the leases and connections
-were its own; the service manager starts it again.
+balancers.  A second of either: at once (a third does not even wait for the frontend to remove its files).  One that
+comes within ECHO_S of the last is that one once more: a shell, `timeout` or a service manager signals a process and
+then its group.  SIGHUP: the pool processes are replaced one by one.  A frontend that dies ends the gateway, since the
+leases and connections were its own; the service manager starts it again.
 """
 
 import contextlib
 import gc
 import logging
+import math
 import os
 import select
 import signal
@@ -56,6 +58,7 @@ EXIT_PORT_TAKEN = 3
 EXIT_POOL_CANNOT_START = 4
 EXIT_FRONTEND_DIED = 5
 
+ECHO_S = 0.5  # between two signals of somebody who means both
 # after a second signal the frontend has this long to remove its files
 QUIT_GRACE_S = 2.0
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
@@ -140,6 +143,7 @@ class Supervisor:
         self._is_announced = False
         self._is_draining = False
         self._is_quitting = False
+        self._stopped_at = -math.inf  # when a signal to end was last heeded
         self._kill_at: float | None = None
         self._ping_at = 0.0
         self._is_pinged = False
@@ -286,13 +290,18 @@ class Supervisor:
             self._renew()
         elif number in (signal.SIGTERM, signal.SIGINT):
             name = signal.Signals(number).name
+            now = time.monotonic()
+            if now - self._stopped_at < ECHO_S:
+                logger.info("the same signal once more: signal=%s", name)
+                return
+            self._stopped_at = now
             if self._is_draining:
                 logger.warning("second signal, ending at once: signal=%s", name)
                 self._quit(None)
             else:
                 logger.info("draining: signal=%s", name)
                 self._is_draining = True
-                self._kill_at = time.monotonic() + self._stop_timeout_s
+                self._kill_at = now + self._stop_timeout_s
                 self._notifier.stopping("draining")
                 self._control.send(Drain(settle=number == signal.SIGTERM))
 

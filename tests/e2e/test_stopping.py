@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pool.supervisor import ECHO_S
 from tests.e2e.running import (
     CHAT,
     MODEL,
@@ -124,6 +125,7 @@ def test_a_second_signal_ends_it_at_once(second: signal.Signals) -> None:
         until(lambda: gateway.seen("generate"))
         gateway.gateway.process.send_signal(signal.SIGTERM)
         until(lambda: not gateway.ready())
+        time.sleep(ECHO_S + 0.1)
         begun = time.monotonic()
         gateway.gateway.process.send_signal(second)
         assert ends(gateway) == 0

@@ -18,6 +18,7 @@ import pytest
 from pool.crew import Forked
 from pool.notify import Notifier
 from pool.supervisor import (
+    ECHO_S,
     EXIT_CLEAN,
     EXIT_CONFIGURATION,
     EXIT_FRONTEND_DIED,
@@ -28,6 +29,8 @@ from pool.supervisor import (
 )
 from tests.pool.shop import Echo, Shop, Think
 from tests.pool.stage import ROOT, Scene, aside, play, stage
+
+AGAIN_S = ECHO_S + 0.1
 
 
 def test_exit_codes_are_the_documented_ones() -> None:
@@ -89,6 +92,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, second: int) -> None:
         played.wait_for("up")
         played.signal(signal.SIGINT)
         played.wait_for("draining")
+        time.sleep(AGAIN_S)
         played.signal(second)
         assert played.end(5) == EXIT_CLEAN
         assert played.said[-1] == "quitting"
@@ -101,10 +105,26 @@ def test_a_second_signal_kills_a_frontend_that_does_not_listen(tmp_path: Path, s
         played.signal(signal.SIGTERM)
         played.wait_for("draining")
         for number in range(1, signals):
+            time.sleep(AGAIN_S)
             played.signal(signal.SIGTERM)
             while played.log.count("second signal") < number:
                 time.sleep(0.005)
         assert played.end(20) == EXIT_FRONTEND_DIED
+
+
+@pytest.mark.parametrize("echo", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_twice_is_one(tmp_path: Path, echo: int) -> None:
+    """`timeout` and shells signal a process and then its group; a service manager may do so beside them."""
+    with stage(drains, tmp_path) as played:
+        played.wait_for("up")
+        played.signal(signal.SIGTERM)
+        while "draining" not in played.log:
+            time.sleep(0.001)
+        played.signal(echo)
+        os.killpg(played.pid, echo)
+        assert played.end() == EXIT_CLEAN
+        assert played.said[-1] == "finished"
+        assert "the same signal once more" in played.log and "second signal" not in played.log
 
 
 def test_ctrl_c_of_a_terminal_reaches_everybody_and_only_drains(tmp_path: Path) -> None:
