@@ -31,6 +31,7 @@ from pipeline.counting import TokenCounter
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
 from pipeline.fleet import backend_word, dispatch_settings, registry_settings, tls_of_workers, worker_specs
+from pipeline.httpurl import host_and_port
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
@@ -231,7 +232,7 @@ class Frontend:
             listening_on_loopback=ip_address(self._config.server.host).is_loopback,
             allowed_domains=frozenset(media.allowed_domains) if media.allowed_domains is not None else None,
         )
-        _log.info("media fetch policy for router-side processing %s", policy.describe())
+        _log.info("media fetch policy for router-side processing: %s", policy.describe())
         return policy
 
     def _open_fetcher(self, policy: MediaHostPolicy) -> SharingFetcher:
@@ -295,7 +296,7 @@ class Frontend:
         try:
             await site.start()
         except OSError as error:
-            raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+            raise PortTaken(f"cannot listen on {host_and_port(host, port)}: {error.strerror or error}") from None
 
     def _ready_text(self) -> str:
         config = self._config
@@ -303,7 +304,7 @@ class Frontend:
         urls = given or "none yet (POST /workers adds one, --demo brings one)"
         scheme = "https" if config.tls.cert_path else "http"
         text = (
-            f"listening on {scheme}://{_bracketed(config.server.host)}:{config.server.port} engines: {urls} "
+            f"listening on {scheme}://{host_and_port(config.server.host, config.server.port)} engines: {urls} "
             f"pool: {config.pool.processes} processes transport: {config.transport.mode}"
         )
         _log.info("%s (Ctrl-C to stop)", text)
@@ -395,7 +396,3 @@ def _metrics_app(metrics: Metrics, refresh: Callable[[], None]) -> web.Applicati
     app = web.Application()
     app.router.add_get("/metrics", scrape)
     return app
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -120,6 +120,11 @@ def _number(label: str) -> int:
     return int(label, 8 if label.startswith("0") else 10)
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As a URL has them: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _split_port(hostport: str) -> tuple[str, int | None]:
     if hostport.startswith("["):
         host, bracket, rest = hostport[1:].partition("]")

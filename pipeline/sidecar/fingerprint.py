@@ -38,6 +38,10 @@ class Fingerprint(msgspec.Struct, frozen=True):
     def fields(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
+    def told(self) -> str:
+        """In one line of the log."""
+        return ", ".join(f"{name}={value}" for name, value in self.fields().items())
+
     def limit(self, modality: str) -> int:
         """The most items of one prompt; ValueError for limits that are not as `limits_text` writes them."""
         try:

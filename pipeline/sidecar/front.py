@@ -29,6 +29,7 @@ from pipeline.catalog import pool_configuration, with_family
 from pipeline.config import EXIT_CONFIG, EXIT_OK, EXIT_PORT_TAKEN, ConfigError
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
+from pipeline.httpurl import host_and_port
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
 from pipeline.metrics import Metrics
@@ -124,11 +125,13 @@ class SidecarFront:
         self._closing.callback(lag.cancel)
         self._service.start()
         text = (
-            f"media sidecar for {fingerprint.model} ({model.family.name}) keys: {queue.keys.prefix} "
-            f"redis: {shown_url(config.jobs.redis_url)} jobs: {config.jobs.concurrency} "
-            f"pool: {config.pool.processes} processes pixels: {'raw' if not form.normalised else form.dtype}"
+            f"media sidecar for {fingerprint.model} ({model.family.name}) redis: {shown_url(config.jobs.redis_url)} "
+            f"keys: {queue.keys.prefix} jobs at once: {config.jobs.concurrency} "
+            f"pool: {config.pool.processes} processes "
+            f"pixels: {'raw, for a worker that normalises' if not form.normalised else form.dtype}"
         )
-        _log.info("%s fingerprint=%s", text, fingerprint.fields())
+        _log.info("serves workers that were started with %s", fingerprint.told())
+        _log.info("health and metrics on http://%s", host_and_port(config.watch.host, config.watch.port))
         link.ready(text)
 
     def _work(self, model: ServedModel, fingerprint: Fingerprint, form: Form) -> JobWork:
@@ -165,7 +168,7 @@ class SidecarFront:
             listening_on_loopback=False,
             allowed_domains=frozenset(media.allowed_domains) if media.allowed_domains is not None else None,
         )
-        _log.info("media fetch policy of the sidecar %s", policy.describe())
+        _log.info("media fetch policy of the sidecar: %s", policy.describe())
         fetcher = SharingFetcher(policy, version=VERSION, slots=media.max_fetches, saved=self._metrics.fetch_shared)
         self._closing.push_async_callback(fetcher.close)
         return fetcher
@@ -193,7 +196,9 @@ class SidecarFront:
         try:
             await web.TCPSite(runner, watch.host, watch.port).start()
         except OSError as error:
-            raise CannotListen(f"cannot listen on {watch.host}:{watch.port}: {error.strerror or error}") from None
+            raise CannotListen(
+                f"cannot listen on {host_and_port(watch.host, watch.port)}: {error.strerror or error}"
+            ) from None
 
     async def _liveness(self, request: web.Request) -> web.Response:
         return _said(None if self._link.has_supervisor else "no supervisor")

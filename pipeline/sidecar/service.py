@@ -294,7 +294,11 @@ class Service:
             _log.info("connected to Redis keys=%s", self._queue.keys.prefix)
 
     def _note_down(self, error: QueueDown) -> None:
-        _log.log(logging.DEBUG if self._is_down_told else logging.WARNING, "Redis is not there reason=%s", error)
+        _log.log(
+            logging.DEBUG if self._is_down_told else logging.WARNING,
+            "Redis is not there and is tried again reason=%s",
+            error,
+        )
         self.is_connected, self._is_down_told = False, True
         self._metrics.sidecar_connected(False)
 

@@ -84,6 +84,16 @@ def test_two_share_one_queue(pair: list[Sidecar], worker: Worker) -> None:
     assert min(shares()) > 0
 
 
+def test_the_start_is_told_in_lines_that_can_be_read(pair: list[Sidecar]) -> None:
+    lines = pair[0].log.read_text().split(" logger=")
+    told = [line.partition(" INFO ")[2] for line in lines if " INFO " in line]
+    assert [line for line in told if line.startswith("settings: --redis-url=set (flag), ")]
+    (workers,) = [line for line in told if line.startswith("serves workers that were started with ")]
+    assert f"model={MODEL}, vllm_version=" in workers
+    assert f"health and metrics on http://127.0.0.1:{pair[0].port}" in told
+    assert not [line for line in told if "{'" in line or len(line) > 1000]
+
+
 def test_a_picture_that_was_made_is_not_made_again(pair: list[Sidecar], worker: Worker) -> None:
     """Each of the two has a cache of its own: three jobs of a picture hit one of them."""
 

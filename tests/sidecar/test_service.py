@@ -239,7 +239,7 @@ async def test_a_redis_that_is_down_is_told_once(caplog: pytest.LogCaptureFixtur
         bench.queue.is_down = False
         await bench.until(lambda: bench.service.is_connected)
     assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == [
-        "Redis is not there reason=down"
+        "Redis is not there and is tried again reason=down"
     ]
 
 
