@@ -45,7 +45,7 @@ from pipeline.rdma_lane import open_lane
 from pipeline.references import Forwarder
 from pipeline.routes import all_routes
 from pipeline.serve import Doorkeeper, Route, application
-from pipeline.tls import listening_context
+from pipeline.tls import expiries, listening_context
 from pipeline.versions import VERSION
 from pool.link import FrontendLink
 from pool.pool import Pool
@@ -147,6 +147,7 @@ class Frontend:
             backlog,
             metrics,
         )
+        metrics.certificates(expiries(config.tls))
         self._doorkeeper = Doorkeeper(config, metrics, slots)
         stations = Stations(
             config,

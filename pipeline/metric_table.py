@@ -169,5 +169,10 @@ DECLARATIONS: tuple[Declaration, ...] = (
     _gauge("mediagate_ring_size_bytes", ("ring",), "Shared memory there is, by ring"),
     _counter("mediagate_page_faults_total", (), "Minor page faults of pool jobs: memory touched for the first time"),
     _histogram("mediagate_event_loop_lag_seconds", (), "How late the event loop's timer fires", LAG_SECONDS),
+    _gauge(
+        "mediagate_tls_certificate_expiry_timestamp_seconds",
+        ("certificate",),
+        "When the first certificate of the file ends that clients (server) or workers (client) are shown",
+    ),
     _gauge("mediagate_build_info", ("version",), "1, with the version as label"),
 )

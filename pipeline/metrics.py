@@ -6,7 +6,7 @@ many values gets "other" for the rest, so no client and no fleet can grow the re
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -77,6 +77,11 @@ class Metrics:
         self._stages: dict[tuple[str, str], Histogram] = {}
         self._gauge("mediagate_build_info", VERSION).set(1)
         self.inflight_media(0, 0, 0)
+
+    def certificates(self, expiries: Mapping[str, float]) -> None:
+        """Unix time by whose certificate it is: server, client."""
+        for name, when in expiries.items():
+            self._gauge("mediagate_tls_certificate_expiry_timestamp_seconds", name).set(when)
 
     # HTTP and admission
 

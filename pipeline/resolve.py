@@ -74,7 +74,7 @@ def resolve(given: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     warnings.extend(strangers(environ, DECLARED))
     _compute(values, sources)
     warnings.extend(check_sections(values))
-    check_tls(values["tls"])
+    warnings.extend(check_tls(values["tls"]))
     return msgspec.convert({**values, "sources": sources, "warnings": warnings}, Config)
 
 

@@ -5,22 +5,29 @@ wrong with a file is looked for and told by its flag.  A key is never shown: not
 the key itself where its path belongs.
 """
 
+import contextlib
 import os
 import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pipeline.certificate import validity
 from pipeline.checks import refuse
 from pipeline.config import Tls
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _KEY = b"PRIVATE KEY-----"
 _ENCRYPTED = b"ENCRYPTED"  # in the head of a PKCS #8 key, in a line of its own in older ones
+SOON = timedelta(days=14)  # before its end a certificate is warned of at every start
 _PAIRS = (("cert_path", "key_path", "tls_"), ("client_cert_path", "client_key_path", ""))
 
 
-def check_tls(tls: dict[str, Any]) -> None:
-    """Check the files that the section's values name, `~` expanded in place; ConfigError says which flag and why."""
+def check_tls(tls: dict[str, Any]) -> Iterator[str]:
+    """Check the files that the section's values name, `~` expanded in place; ConfigError says which flag and why.
+    Yields what to warn of.
+    """
     for name in ("cert_path", "key_path", "client_cert_path", "client_key_path"):
         tls[name] = None if tls[name] is None else os.path.expanduser(tls[name])
     tls["ca_cert_paths"] = tuple(map(os.path.expanduser, tls["ca_cert_paths"]))
@@ -32,6 +39,21 @@ def check_tls(tls: dict[str, Any]) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
         except ssl.SSLError:
             refuse("ca_cert_paths", path, "holds a certificate that cannot be read")
+    for certificate, _, prefix in _PAIRS:
+        if tls[certificate] is not None:
+            yield from _check_validity(f"--{(prefix + certificate).replace('_', '-')}", tls[certificate])
+
+
+def expiries(tls: Tls) -> dict[str, float]:
+    """When certificates end, in Unix time, by whose they are: the listener's (server), the one shown to workers
+    (client).
+    """
+    found = {}
+    for name, path in (("server", tls.cert_path), ("client", tls.client_cert_path)):
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                found[name] = validity(Path(path).read_text()).until.timestamp()
+    return found
 
 
 def listening_context(tls: Tls) -> ssl.SSLContext | None:
@@ -62,6 +84,26 @@ def _check_pair(certificate_field: str, certificate: str | None, key_field: str,
         if error.reason == "KEY_VALUES_MISMATCH":
             refuse(key_field, key, f"is not the key of {certificate}")
         refuse(certificate_field, certificate, f"cannot be used with {key} ({_reason(error)})")
+
+
+def _check_validity(flag: str, path: str) -> Iterator[str]:
+    try:
+        since, until = validity(Path(path).read_text())
+    except ValueError as error:
+        yield f"{flag} {path}: when the certificate holds cannot be read ({error})"
+        return
+    now = _now()
+    if now < since:
+        yield f"{flag} {path}: the certificate does not hold before {since:%Y-%m-%d %H:%M} UTC"
+    if now > until:
+        yield f"{flag} {path}: the certificate expired on {until:%Y-%m-%d %H:%M} UTC; nobody who checks it connects"
+    elif until - now < SOON:
+        left = (until - now) / timedelta(days=1)
+        yield f"{flag} {path}: the certificate expires on {until:%Y-%m-%d %H:%M} UTC, in {left:.1f} days"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _no_passphrase() -> str:

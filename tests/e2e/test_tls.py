@@ -76,6 +76,12 @@ def test_a_body_of_megabytes(gateway: Running) -> None:
         connection.close()
 
 
+def test_metrics_tell_when_the_certificate_ends(gateway: Running) -> None:
+    (held,) = trusting().get_ca_certs()
+    ends = ssl.cert_time_to_seconds(str(held["notAfter"]))
+    assert gateway.metric('mediagate_tls_certificate_expiry_timestamp_seconds{certificate="server"}') == ends
+
+
 def test_strangers_and_old_clients_get_nothing(gateway: Running) -> None:
     """Plain HTTP, TLS 1.1, a client that does not trust the certificate; and the next one is served."""
     address = (gateway.gateway.host, gateway.gateway.port)
