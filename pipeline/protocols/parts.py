@@ -19,7 +19,7 @@ UINT32 = 2**32 - 1  # what engines' messages hold
 RawText = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "string"})]
 """A string that stays raw JSON: one of megabytes is looked at once, and copied once, into its span."""
 
-_BACKSLASH = re.compile(rb"\\")
+_PIECE = 1 << 16
 _SURROGATES = re.compile(rb"(?P<pair>\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..", re.DOTALL)
 _ESCAPES_LOOKED_AT = 10_000
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -39,9 +39,14 @@ def raw_string(raw: msgspec.Raw | UnsetType) -> memoryview | bytes | None:
     if len(view) < 2 or view[0] != 0x22:
         return None
     inner = view[1:-1]
-    if _BACKSLASH.search(inner) is None:
+    if not _has_escape(inner):
         return inner
     return msgspec.json.decode(raw, type=str).encode()
+
+
+def _has_escape(text: memoryview) -> bool:
+    """In pieces that stay in the cache; a search in the view itself goes byte by byte and takes ten times as long."""
+    return any(b"\\" in text[at : at + _PIECE].tobytes() for at in range(0, len(text), _PIECE))
 
 
 def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes | bytearray) -> T:

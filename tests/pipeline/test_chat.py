@@ -116,6 +116,18 @@ def test_bodies_that_do_not_parse(body: bytes, code: str, param: str | None) -> 
     assert (error.status, error.code, error.param) == (400, code, param)
 
 
+@pytest.mark.parametrize("at", [0, 1, 65_534, 65_535, 65_536, 65_537, 131_071, 199_998])
+def test_an_escape_is_found_anywhere_in_a_long_url(at: int) -> None:
+    """It is looked for in pieces; JavaScript writes `\\/`, which is a slash."""
+    url = b"a" * at + b"\\/" + b"b" * (200_000 - at - 2)
+    content = b'[{"type": "image_url", "image_url": {"url": "URL"}}]'
+    body = b'{"model": "m", "messages": [{"role": "user", "content": ' + content + b"}]}"
+    (part,) = chat.plan_of(chat.read(body.replace(b"URL", url)), {}).parts
+    assert bytes(part.url) == url.replace(b"\\/", b"/")
+    (part,) = chat.plan_of(chat.read(body.replace(b"URL", url.replace(b"\\", b"/"))), {}).parts
+    assert isinstance(part.url, memoryview)  # of the body: nothing was copied
+
+
 @pytest.mark.parametrize(
     ("text", "half"),
     [
