@@ -20,6 +20,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
 
+from pipeline.media.window import Window
 from pipeline.models.base import MediaError
 
 Check = Callable[[], None]
@@ -113,7 +114,7 @@ def _opened(data: memoryview) -> Iterator[tuple[InputContainer, AudioStream]]:
     """The file and its best sound track, ready to decode.  What the libraries raise in here becomes a MediaError."""
     options = {"format_whitelist": _FORMATS, **(_WAV_OPTIONS if bytes(data[:4]) in _WAV else {})}
     try:
-        container = av.open(_File(data), mode="r", metadata_errors="replace", container_options=options)
+        container = av.open(Window(data), mode="r", metadata_errors="replace", container_options=options)
     except (av.error.InvalidDataError, av.error.ArgumentError):  # the second: a format that is not on the list
         raise MediaError("audio decode error: no known format") from None
     except (av.error.FFmpegError, ValueError) as error:
@@ -218,24 +219,3 @@ def _described(error: Exception) -> str:
     """The library's sentence without the address it puts before it."""
     text = str(getattr(error, "strerror", None) or error)
     return " ".join(text.split())[:200]
-
-
-class _File:
-    """The bytes as a file PyAV reads, without a copy of the whole."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def read(self, size: int) -> bytes:
-        begin = self._at
-        self._at = min(len(self._data), begin + size)
-        return bytes(self._data[begin : self._at])
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        begin = (0, self._at, len(self._data))[whence]
-        self._at = max(0, begin + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at

@@ -30,6 +30,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from pipeline.media import image_header
 from pipeline.media.cap import capped, capped_size
+from pipeline.media.window import Window
 from pipeline.models.base import Hints, MediaError
 
 MAX_PIXELS = 178_956_970
@@ -127,30 +128,6 @@ def decode(data: memoryview, hints: Hints, *, keep_alpha: bool = False) -> Image
         return capped(rgb, header.height, header.width)
 
 
-class _Window:
-    """A file over a memoryview: reads copy only what is asked for, so a header costs no copy of the file."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._position = 0
-
-    def read(self, count: int | None = -1) -> bytes:
-        start = self._position
-        end = len(self._data) if count is None or count < 0 else min(start + count, len(self._data))
-        self._position = max(start, end)
-        return bytes(self._data[start:end])
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._position, len(self._data))[whence]
-        if base + offset < 0:
-            raise ValueError("seek before the start of the file")
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
     """Whatever a codec raises over a client's bytes is the client's error; Pillow documents no closed list of types."""
@@ -186,7 +163,7 @@ def _open(data: memoryview) -> tuple[ImageFile.ImageFile, int, str]:
     if name == "JPEG" and image_header.jpeg_is_endless(data):
         raise MediaError("image decode error: broken JPEG data: more segments or scans than a picture has")
     with _translated(name):
-        image = opener(cast(IO[bytes], _Window(data)))
+        image = opener(cast(IO[bytes], Window(data)))
         _check_limits(image.height, image.width, _pixel_bytes(image.mode))
         return image, _orientation(image, data), name
 

@@ -7,7 +7,6 @@ refers to is.  Which frames there are stands in `video_timeline.py`, which of th
 Every failure is a MediaError; `check` is called between packets and may raise.
 """
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from pipeline.media.image_header import sniff
 from pipeline.media.video_feed import Beginnings, Feed, can_feed
 from pipeline.media.video_frames import Missed, wanted_frames
 from pipeline.media.video_timeline import frame_rate, read_timeline
+from pipeline.media.window import Window
 from pipeline.models.base import Hints, MediaError
 
 Check = Callable[[], None]
@@ -225,7 +225,7 @@ def _opened(
         with cast(
             InputContainer,
             av.open(
-                _Window(data),
+                Window(data),
                 options=options,
                 container_options={"format_whitelist": _FORMATS, "protocol_whitelist": "none"},
                 metadata_errors="replace",
@@ -271,33 +271,3 @@ def _picture_track(container: InputContainer, track: int | None) -> VideoStream:
     _check_size(decoder.height, decoder.width)
     decoder.thread_count = 1  # clips run in parallel, one in each pool process
     return found
-
-
-class _Window(io.RawIOBase):
-    """A file over a memoryview: reads copy only what is asked for."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, count: int | None = -1) -> bytes:
-        start = self._position
-        end = len(self._data) if count is None or count < 0 else min(start + count, len(self._data))
-        self._position = max(start, end)
-        return bytes(self._data[start:end])
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._position, len(self._data))[whence]
-        if base + offset < 0:
-            raise ValueError("seek before the start of the file")
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position

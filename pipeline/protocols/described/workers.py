@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engines.loads import SchedulerLoad
 from engines.worker import WorkerPatch, WorkerSpec
 from pipeline.protocols.described.operation import Operation, Parameter, Told
 
@@ -64,23 +65,11 @@ class WorkerChanged(Told, frozen=True):
     message: str
 
 
-class LoadRow(Told, frozen=True):
+class LoadRow(Told, SchedulerLoad, frozen=True, kw_only=True):
     """One data-parallel rank of one worker; what its engine does not tell is 0."""
 
     worker: str
     worker_type: str
-    dp_rank: int
-    num_running_reqs: int
-    num_waiting_reqs: int
-    num_waiting_uncached_tokens: int
-    num_total_reqs: int
-    num_used_tokens: int
-    max_total_num_tokens: int
-    token_usage: float
-    gen_throughput: float
-    cache_hit_rate: float
-    utilization: float
-    max_running_requests: int
 
 
 class LoadSum(Told, frozen=True):
@@ -107,24 +96,21 @@ class Unflushed(Told, frozen=True):
     error: str
 
 
-class Flushed(Told, frozen=True):
+class FlushCounts(Told, frozen=True):
+    message: str
+    workers_flushed: int
+    total_http_workers: int
+    total_grpc_workers: int
+    total_zmq_workers_skipped: int
+    total_workers: int
+
+
+class Flushed(FlushCounts, frozen=True):
     status: Literal["success"]
-    message: str
-    workers_flushed: int
-    total_http_workers: int
-    total_grpc_workers: int
-    total_zmq_workers_skipped: int
-    total_workers: int
 
 
-class PartlyFlushed(Told, frozen=True):
+class PartlyFlushed(FlushCounts, frozen=True):
     status: Literal["partial_success"]
-    message: str
-    workers_flushed: int
-    total_http_workers: int
-    total_grpc_workers: int
-    total_zmq_workers_skipped: int
-    total_workers: int
     successful: list[str]
     failed: list[Unflushed]
 
