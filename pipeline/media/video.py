@@ -26,6 +26,7 @@ from PIL import Image
 
 from pipeline.media import video_opencv, video_program
 from pipeline.media.cap import capped, capped_size
+from pipeline.media.h264_references import Headers
 from pipeline.media.image import MAX_PIXELS
 from pipeline.media.image_header import sniff
 from pipeline.media.video_feed import Beginnings, Feed, can_feed
@@ -74,7 +75,7 @@ def preload(backend: str = "pyav") -> None:
 def inspect(data: memoryview, hints: Hints, check: Check) -> Clip:
     """Read the packets, decode the first frame.  Raises MediaError: no clip, no picture track, a limit."""
     with _opened(data, probe=False) as (container, stream):
-        decoding = _FirstFrame(stream)
+        decoding = _FirstFrame(stream, for_pixels=False)
         timeline = read_timeline(container, stream, check, decoding.see)
         rate = frame_rate(stream, timeline)
         first = decoding.frame()
@@ -106,13 +107,15 @@ def _frames(
     data: memoryview, choose: Choose, hints: Hints, check: Check, *, thrifty: bool = True
 ) -> Iterator[Image.Image]:
     with _opened(data, probe=False) as (container, stream):
-        timeline = read_timeline(container, stream, check)
+        headers = Headers.of(stream) if thrifty else None
+        timeline = read_timeline(container, stream, check, *([] if headers is None else [headers.see]))
         indices = choose(len(timeline), frame_rate(stream, timeline))
         track = stream.index
     with _opened(data, track, probe=not thrifty) as (container, stream):
         size: tuple[int, int] | None = None
         last: tuple[VideoFrame, Image.Image] | None = None
-        for frame in wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty):
+        found = wanted_frames(container, stream, timeline, indices, check, thrifty=thrifty, headers=headers)
+        for frame in found:
             if size is not None and (frame.height, frame.width) != size:
                 raise MediaError(
                     f"video decode error: the size changes from {size[1]}x{size[0]} to {frame.width}x{frame.height}"
@@ -172,11 +175,12 @@ class _FirstFrame:
     """Decodes until a frame has come out: there rotation and size are told for certain.
 
     One key frame is enough for nearly every clip: the decoder is asked for it at once, before it has seen what else it
-    might show first.
+    might show first.  Without `for_pixels` an H.264 frame's headers are enough: rotation and size stand there.
     """
 
-    def __init__(self, stream: VideoStream) -> None:
+    def __init__(self, stream: VideoStream, *, for_pixels: bool = True) -> None:
         self._decoder = stream.codec_context
+        self._headers = None if for_pixels else Headers.of(stream)
         self._found: VideoFrame | None = None
         self._is_begun = False
 
@@ -185,10 +189,23 @@ class _FirstFrame:
             return
         if not self._is_begun:
             self._is_begun = True
-            self._found = next(iter([*self._decoder.decode(packet), *self._decoder.decode(None)]), None)
-            self._decoder.flush_buffers()
+            self._found = self._hollow(packet) or self._at_once(packet)
         if self._found is None:
             self._found = next(iter(self._decoder.decode(packet)), None)
+
+    def _hollow(self, packet: "Packet[VideoStream]") -> VideoFrame | None:
+        if self._headers is None:
+            return None
+        try:
+            return self._at_once(self._headers.hollow(packet))
+        except av.error.FFmpegError:  # something rare, or damage: who decodes it all tells
+            self._decoder.flush_buffers()
+            return None
+
+    def _at_once(self, packet: "Packet[VideoStream]") -> VideoFrame | None:
+        found = next(iter([*self._decoder.decode(packet), *self._decoder.decode(None)]), None)
+        self._decoder.flush_buffers()
+        return found
 
     def frame(self) -> VideoFrame:
         """Raises MediaError when there is none in the whole clip."""

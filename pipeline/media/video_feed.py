@@ -8,7 +8,6 @@ frame that is wanted has an even time, every other an odd one, so that one short
 A stream without times is fed whole, its frames told apart by their order alone.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
@@ -17,6 +16,7 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
+from pipeline.media.nal_units import length_bytes, units
 from pipeline.media.video_frames import Effort, plan_efforts
 from pipeline.media.video_timeline import Timeline, packets
 
@@ -25,8 +25,6 @@ TIME_BASE = Fraction(1, 1000)
 BEGIN = (
     1 << 24
 )  # no time is below, none from its stream's first one on is above: more than twice as many as packets may be
-
-_START_CODE = re.compile(rb"\x00\x00\x01(.)", re.DOTALL)
 
 
 class Beginnings:
@@ -39,7 +37,7 @@ class Beginnings:
     def __init__(self, stream: VideoStream) -> None:
         self.found: list[bool] = []
         self._codec = stream.codec_context.name
-        self._prefix = _length_bytes(self._codec, stream.codec_context.extradata or b"")
+        self._prefix = length_bytes(self._codec, stream.codec_context.extradata or b"")
 
     def see(self, packet: "Packet[VideoStream]") -> None:
         self.found.append(packet.is_keyframe and self._is_fresh(packet))
@@ -47,29 +45,13 @@ class Beginnings:
     def _is_fresh(self, packet: "Packet[VideoStream]") -> bool:
         if self._codec == "vvc":
             return False
+        if self._codec not in ("h264", "hevc"):
+            return True
+        data = bytes(packet)
+        firsts = [data[begin] for begin, end in units(data, self._prefix) if begin < min(end, len(data))]
         if self._codec == "h264":  # IDR
-            return any(first & 0x1F == 5 for first in self._units(bytes(packet)))
-        if self._codec == "hevc":  # BLA, IDR, CRA
-            return any(16 <= first >> 1 & 0x3F <= 21 for first in self._units(bytes(packet)))
-        return True
-
-    def _units(self, data: bytes) -> Iterator[int]:
-        """The first byte of every NAL unit."""
-        if not self._prefix:
-            yield from (found[1][0] for found in _START_CODE.finditer(data))
-            return
-        at = 0
-        while at + self._prefix < len(data):
-            yield data[at + self._prefix]
-            at += self._prefix + int.from_bytes(data[at : at + self._prefix], "big")
-
-
-def _length_bytes(codec: str, extradata: bytes) -> int:
-    """Of the length before each NAL unit, as MP4 and Matroska have it; 0 where start codes part them."""
-    place = {"h264": 4, "hevc": 21}.get(codec, 0)
-    if len(extradata) <= place or extradata[:3] in (b"\0\0\0", b"\0\0\1"):
-        return 0
-    return (extradata[place] & 3) + 1
+            return any(first & 0x1F == 5 for first in firsts)
+        return any(16 <= first >> 1 & 0x3F <= 21 for first in firsts)  # BLA, IDR, CRA
 
 
 class Feed:
@@ -112,7 +94,11 @@ class Feed:
                 if self._efforts is not None and self._efforts[at] is Effort.NONE:
                     continue
                 packet.stream, packet.time_base = track, TIME_BASE
-                packet.pts, packet.dts, packet.duration = self._times[at], BEGIN + 2 * at, 0
+                packet.pts, packet.dts, packet.duration = (
+                    self._times[at],
+                    BEGIN + 2 * at,
+                    0,
+                )
                 out.mux_one(packet)
                 yield written.taken()
         yield written.taken()

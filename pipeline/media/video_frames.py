@@ -1,9 +1,10 @@
 """The frames of a clip that are wanted, and little else: what nobody wants is decoded as far as others refer to it.
 
-A packet whose frame is not wanted is decoded only when it is a reference (`skip_frame` NONREF), and from the last
-wanted frame of a run of packets that starts with a key frame to the next such run nothing is decoded at all: the
-decoder is emptied and starts afresh, as after a seek.  Both savings are given up, and the clip is decoded in full
-(`thrifty` false), when a frame does not come out at the time its packet promised.
+A packet whose frame is not wanted is decoded only when it is a reference (`skip_frame` NONREF), of H.264 only when one
+that is decoded may refer to it (`h264_references.py`).  From the last wanted frame of a run of packets that starts with
+a key frame to the next such run nothing is decoded at all: the decoder is emptied and starts afresh, as after a seek.
+All savings are given up, and the clip is decoded in full (`thrifty` false), when a frame does not come out at the time
+its packet promised.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from pipeline.media.h264_references import Headers, dispensable
 from pipeline.media.video_timeline import Note, Timeline, packets
 from pipeline.models.base import MediaError
 
@@ -26,8 +28,9 @@ class Effort(IntEnum):
     """What is done with a packet."""
 
     NONE = 0  # not decoded
-    IF_REFERRED_TO = 1
-    FULL = 2
+    HEADERS = 1  # taken in without its macroblocks
+    IF_REFERRED_TO = 2
+    FULL = 3
 
 
 def wanted_frames(
@@ -38,19 +41,21 @@ def wanted_frames(
     check: Callable[[], None],
     *,
     thrifty: bool,
+    headers: Headers | None = None,
 ) -> Iterator[VideoFrame]:
     """The frames at `indices` (ascending, repetitions allowed) of the timeline, one for each index.
 
-    `thrifty`: raises Missed for a frame that does not appear; else the next one that does stands for it, at the end
-    the last one.  Raises MediaError when there is none at all, and what the decoder raises.
+    `headers`: of an H.264 stream, when it has seen every packet.  `thrifty`: raises Missed for a frame that does not
+    appear; else the next one that does stands for it, at the end the last one.  Raises MediaError when there is none at
+    all, and what the decoder raises.
     """
     if timeline.times:
         aims: Sequence[int] = [timeline.times[index] for index in indices]
-        efforts = plan_efforts(timeline.notes, frozenset(aims)) if thrifty else None
-        shown = ((frame.pts, frame) for frame in _decoded(container, stream, efforts, check))
+        efforts = _planned(timeline.notes, frozenset(aims), headers, check) if thrifty else None
+        shown = ((frame.pts, frame) for frame in _decoded(container, stream, efforts, headers, check))
     else:
         aims = indices
-        shown = enumerate(_decoded(container, stream, None, check))  # type: ignore[assignment]
+        shown = enumerate(_decoded(container, stream, None, None, check))  # type: ignore[assignment]
     at, last = 0, None
     for time, frame in shown:
         last = frame
@@ -72,11 +77,16 @@ def wanted_frames(
 
 
 def _decoded(
-    container: InputContainer, stream: VideoStream, efforts: Sequence[Effort] | None, check: Callable[[], None]
+    container: InputContainer,
+    stream: VideoStream,
+    efforts: Sequence[Effort] | None,
+    headers: Headers | None,
+    check: Callable[[], None],
 ) -> Iterator[VideoFrame]:
     """Frames in the order in which they are shown; `efforts` by packet, None: all in full."""
     decoder = stream.codec_context
-    has_gap = False
+    has_gap, takes_all = False, True
+    decoder.skip_frame = "DEFAULT"
     for packet, effort in _with_efforts(packets(container, stream, check), efforts):
         if effort is Effort.NONE:
             has_gap = True
@@ -85,7 +95,11 @@ def _decoded(
             yield from decoder.decode(None)
             decoder.flush_buffers()
             has_gap = False
-        decoder.skip_frame = "DEFAULT" if effort is Effort.FULL else "NONREF"
+        if takes_all is not (effort is Effort.FULL):
+            takes_all = not takes_all
+            decoder.skip_frame = "DEFAULT" if takes_all else "NONREF"
+        if effort is Effort.HEADERS and headers is not None:
+            packet = headers.hollow(packet)
         yield from decoder.decode(packet)
     decoder.skip_frame = "DEFAULT"
     yield from decoder.decode(None)
@@ -123,6 +137,34 @@ def plan_efforts(notes: Sequence[Note], aims: frozenset[int]) -> list[Effort]:
                 efforts[at] = Effort.NONE
         next_needs_all = needs_run_before
     return efforts
+
+
+def _planned(
+    notes: Sequence[Note], aims: frozenset[int], headers: Headers | None, check: Callable[[], None]
+) -> list[Effort]:
+    if headers is None:
+        return plan_efforts(notes, aims)
+    notes = [note._replace(is_key=note.is_key and headers.is_beginning(at)) for at, note in enumerate(notes)]
+    efforts = plan_efforts(notes, aims)
+    spare_references(efforts, notes, headers, check)
+    return efforts
+
+
+def spare_references(efforts: list[Effort], notes: Sequence[Note], headers: Headers, check: Callable[[], None]) -> None:
+    """Of references to which nothing refers that is decoded, only the headers are left.
+
+    What follows a gap is looked at on its own: the decoder has been emptied.
+    """
+    given: list[int] = []
+    for at in range(len(efforts) + 1):
+        if at < len(efforts) and efforts[at] is not Effort.NONE:
+            if efforts[at] is Effort.FULL or headers.is_referred_to(at):
+                given.append(at)
+            continue
+        kept = frozenset(one for one in given if efforts[one] is Effort.FULL or notes[one].time is None)
+        for one in dispensable(headers, given, kept, check):
+            efforts[one] = Effort.HEADERS
+        given.clear()
 
 
 def _is_before(time: int | None, key: int | None) -> bool:

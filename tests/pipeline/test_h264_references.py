@@ -1,0 +1,311 @@
+"""References of H.264 clips that nobody needs: headers as libavcodec reads them, frames as full decoding shows them."""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import av
+import av.logging
+import numpy as np
+import pytest
+from av.bitstream import BitStreamFilterContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.media import video, video_frames
+from pipeline.media.h264_headers import BIPREDICTED, WINDOW, Unclear, parameter_sets, read_slice
+from pipeline.media.h264_references import Headers, dispensable
+from pipeline.media.nal_units import length_bytes
+from pipeline.media.video_frames import Effort
+from pipeline.models.base import Hints, MediaError
+from tests.pipeline.clips import clip, moving_noise
+
+# Every third frame would be a reference of nobody's: with one reference, pictures between refer to the nearest.
+PYRAMID = "keyint=60:min-keyint=60:scenecut=0:b-adapt=0:bframes=3:b-pyramid=normal:ref=1"
+
+
+def always() -> None:
+    """There is time."""
+
+
+def made(params: str, count: int = 60, size: tuple[int, int] = (48, 64), **more: Any) -> bytes:
+    options = {"x264-params": f"{params}:threads=1", "crf": more.pop("crf", "23")}
+    return clip(moving_noise(count, *size), options=options, **more)
+
+
+def taken(data: bytes, indices: Sequence[int]) -> Any:
+    found = video.frames(memoryview(data), lambda frames, rate: indices, Hints(), always)
+    return np.stack([np.asarray(one) for one in found])
+
+
+def all_of(data: bytes) -> Any:
+    """Every frame, by a loop that saves nothing."""
+    with av.open(io.BytesIO(data)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+@pytest.fixture
+def efforts(monkeypatch: pytest.MonkeyPatch) -> Counter[Effort]:
+    """How many packets were treated how, of the clips of this test."""
+    counted: Counter[Effort] = Counter()
+    spare = video_frames.spare_references
+
+    def noted(found: list[Effort], *rest: Any) -> None:
+        spare(found, *rest)
+        counted.update(found)
+
+    monkeypatch.setattr(video_frames, "spare_references", noted)
+    return counted
+
+
+STRUCTURES = {
+    "pyramid": PYRAMID,
+    "strict pyramid": PYRAMID.replace("normal", "strict"),
+    "deep pyramid": PYRAMID.replace("bframes=3", "bframes=9"),
+    "several slices": f"{PYRAMID}:slices=3",
+    "vectors in time": f"{PYRAMID}:direct=temporal",
+    "no arithmetic coding": f"{PYRAMID}:cabac=0:weightp=0",
+    "references with weights": f"{PYRAMID}:weightp=2:weightb=1",
+    "many key frames": PYRAMID.replace("keyint=60:min-keyint=60", "keyint=12:min-keyint=12"),
+    "delimiters, sets repeated": f"{PYRAMID}:aud=1:repeat-headers=1",
+}
+
+
+@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts"])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_references_nobody_needs_are_not_decoded(name: str, container: str, efforts: Counter[Effort]) -> None:
+    data = made(STRUCTURES[name], container=container)
+    whole = all_of(data)
+    for indices in ([0, 29, 59], [5, 21, 38, 52], [13], [2, 3, 30]):
+        assert np.array_equal(taken(data, indices), whole[indices]), indices
+    assert efforts[Effort.HEADERS] > 3
+
+
+# Not followed, or with nothing to leave out: everything is decoded as far as others refer to it.
+WHOLE = {
+    "no pyramid": PYRAMID.replace("normal", "none"),
+    "two references": PYRAMID.replace("ref=1", "ref=2"),
+    "all refer to all": f"{PYRAMID.replace('ref=1', 'ref=16')}:mixed-refs=1",
+    "fields": f"{PYRAMID}:tff=1",
+    "fields in name only": f"{PYRAMID}:fake-interlaced=1",
+    "intra refresh": "intra-refresh=1:keyint=12:min-keyint=12:bframes=0:ref=3",
+    "no key frame but the first is IDR": PYRAMID.replace("keyint=60:min-keyint=60", "keyint=9:min-keyint=9:open-gop=1"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_other_structures_are_decoded_as_before(name: str, efforts: Counter[Effort]) -> None:
+    data = made(WHOLE[name])
+    whole = all_of(data)
+    for indices in ([0, 29, 59], [5, 21, 38, 52], [9, 14, 42, 50, 55]):
+        assert np.array_equal(taken(data, indices), whole[indices]), indices
+    if name.startswith(("no pyramid", "fields", "intra")):
+        assert not efforts[Effort.HEADERS]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_choice_from_any_structure(data: st.DataObject) -> None:
+    def one_of(*values: Any) -> Any:
+        return data.draw(st.sampled_from(values))
+
+    params = {
+        "keyint": one_of(7, 20, 250),
+        "bframes": one_of(1, 2, 3, 5, 7, 16),
+        "b-adapt": one_of(0, 0, 2),
+        "b-pyramid": one_of("normal", "strict"),
+        "ref": one_of(1, 1, 2, 3, 5),
+        "open-gop": one_of(0, 0, 1),
+        "weightp": one_of(0, 1, 2),
+        "weightb": one_of(0, 1),
+        "direct": one_of("none", "spatial", "temporal", "auto"),
+        "slices": one_of(1, 1, 2),
+        "cabac": one_of(0, 1),
+    }
+    written = made(":".join(f"{name}={value}" for name, value in params.items()), 40, (32, 48))
+    indices = sorted(data.draw(st.lists(st.integers(0, 39), min_size=1, max_size=5)))
+    assert np.array_equal(taken(written, indices), all_of(written)[indices])
+
+
+def packets_of(data: bytes) -> Iterator[tuple[Any, Any]]:
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        for packet in container.demux(stream):
+            if packet.size:
+                yield stream, packet
+
+
+def headers_of(data: bytes) -> Headers:
+    headers = None
+    for stream, packet in packets_of(data):
+        headers = headers or Headers(stream)
+        headers.see(packet)
+    assert headers is not None
+    return headers
+
+
+def decoded(data: bytes, hollow: Sequence[int]) -> list[tuple[Any, Any, Any]]:
+    """Time, kind and pixels of every frame when these packets come without macroblocks."""
+    found, headers = [], headers_of(data)
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        for at, packet in enumerate(container.demux(stream)):
+            given = headers.hollow(packet) if at in hollow else packet
+            for frame in stream.codec_context.decode(given if given.size else None):
+                found.append((frame.pts, frame.pict_type, frame.to_ndarray(format="rgb24")))
+    return found
+
+
+@pytest.mark.parametrize("container", ["mp4", "mpegts"])
+def test_a_hollow_picture_takes_its_place(container: str) -> None:
+    """All but the first without macroblocks: the decoder shows as many frames, at the same times, of the same kinds."""
+    data = made(f"{PYRAMID}:slices=2", container=container)
+    full, hollow = decoded(data, ()), decoded(data, range(1, 60))
+    assert [one[:2] for one in hollow] == [one[:2] for one in full]
+    assert np.array_equal(hollow[0][2], full[0][2])
+    assert not any(np.array_equal(one[2], other[2]) for one, other in zip(hollow[1:], full[1:], strict=True))
+
+
+def test_every_reference_that_is_kept_is_needed() -> None:
+    """So the tests above would notice any that is left out wrongly: without it the wanted frame looks otherwise."""
+    data, wanted = made(PYRAMID, 20), 17
+    times = sorted(packet.pts for _, packet in packets_of(data))
+    order = [times.index(packet.pts) for _, packet in packets_of(data)]
+    headers, aim = headers_of(data), order.index(wanted)
+    given = [at for at in range(aim + 1) if at == aim or headers.is_referred_to(at)]
+    left_out = dispensable(headers, given, frozenset({aim}), always)
+    right = all_of(data)[wanted]
+    assert len(left_out) == 4
+    assert np.array_equal(decoded(data, sorted(left_out))[wanted][2], right)
+    for at in set(given) - left_out:
+        assert not np.array_equal(decoded(data, [at])[wanted][2], right)
+
+
+_FIELD = re.compile(r"^\d+ +(\w+)(?:\[\d+\])* +[01]+ = (-?\d+)$")
+
+
+def traced(data: bytes) -> list[list[tuple[str, int]]]:
+    """The slice headers as libavcodec's own tracer reads them: names and values, slice by slice."""
+    av.logging.set_level(av.logging.INFO)
+    try:
+        with av.logging.Capture() as lines, av.open(io.BytesIO(data)) as container:
+            stream = container.streams.video[0]
+            tracer = BitStreamFilterContext("trace_headers", stream)
+            for packet in container.demux(stream):
+                tracer.filter(packet if packet.size else None)
+    finally:
+        av.logging.set_level(av.logging.PANIC)
+    found: list[list[tuple[str, int]]] = []
+    is_slice = False
+    for _, name, line in lines:
+        text = line.strip()
+        if name != "trace_headers":
+            continue
+        if not text[:1].isdigit():
+            is_slice = text == "Slice Header"
+            found += [[]] if is_slice else []
+        elif is_slice and (field := _FIELD.match(text)):
+            found[-1].append((field[1], int(field[2])))
+    return found
+
+
+TRACED = {
+    "pyramid": f"{PYRAMID}:slices=2",
+    "weights": "bframes=3:b-adapt=0:weightp=2:ref=4",
+    "strict": f"{PYRAMID.replace('normal', 'strict')}:cabac=0",
+    "gray": "bframes=2:weightp=2:ref=3",
+    "high": "bframes=2:weightp=2:ref=3:cqm=jvt",
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_headers_are_read_as_libavcodec_reads_them(name: str) -> None:
+    pixels = {"gray": "gray", "high": "yuv444p"}.get(name, "yuv420p")
+    data = made(TRACED[name], 40, pixels=pixels)
+    headers, expected = headers_of(data), iter(traced(data))
+    for at in range(40):
+        for mine in headers.picture(at):
+            fields = next(expected)
+            first = dict(reversed(fields))
+            assert mine.kind == first["slice_type"] % 5
+            assert mine.is_idr == (first["nal_unit_type"] == 5)
+            assert mine.is_referred_to == bool(first["nal_ref_idc"])
+            assert mine.frame_number == first["frame_num"]
+            assert mine.order == first["pic_order_cnt_lsb"]
+            if first.get("num_ref_idx_active_override_flag"):
+                assert mine.active[0] == first["num_ref_idx_l0_active_minus1"] + 1
+                if mine.kind == BIPREDICTED:
+                    assert mine.active[1] == first["num_ref_idx_l1_active_minus1"] + 1
+            changes = [value + 1 for name, value in fields if name == "abs_diff_pic_num_minus1"]
+            assert [change for _, change in mine.changes[0] + mine.changes[1]] == changes
+            if mine.is_referred_to and not mine.is_idr:
+                assert (mine.unmarked is not None) == bool(first["adaptive_ref_pic_marking_mode_flag"])
+                dropped = [value + 1 for name, value in fields if name == "difference_of_pic_nums_minus1"]
+                assert list(mine.unmarked or ()) == dropped
+    assert next(expected, None) is None
+
+
+def test_other_parameter_sets_on_the_way_are_not_followed() -> None:
+    """As when two recordings are put one behind the other."""
+    first, second = (made(f"{PYRAMID}:repeat-headers=1", 20, size, container="mpegts") for size in ((48, 64), (32, 48)))
+    headers = headers_of(first)
+    for _, packet in packets_of(second):
+        headers.see(packet)
+    assert len(headers.picture(0)) == 1
+    with pytest.raises(Unclear):
+        headers.picture(20)
+    assert not headers.is_idr(20)
+    assert headers.is_beginning(20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=80), st.binary(min_size=1, max_size=WINDOW))
+def test_whatever_is_read_is_an_answer_or_unclear(sets: bytes, unit: bytes) -> None:
+    """Of made-up bytes, and of a real header that goes on with made-up bytes."""
+    for extradata in (sets, b"\0\0\1\x67" + sets, b"\1" + sets):
+        try:
+            parameter_sets(extradata)
+        except Unclear:
+            continue
+    pictures, _ = parameter_sets(REAL_SETS)
+    for start in (b"", b"\x41\x9a", b"\x01\x9e", b"\x65\x88"):
+        try:
+            macroblock, header = read_slice(start + unit, pictures)
+        except Unclear:
+            continue
+        assert macroblock >= 0
+        assert max(header.active) <= 32
+
+
+REAL_SETS = next(stream.codec_context.extradata for stream, _ in packets_of(made(PYRAMID, 4)))
+
+
+def test_damage_is_an_answer() -> None:
+    """Whatever is missing or wrong in a clip whose references are left out: frames of the right size, or a refusal."""
+    data = made(PYRAMID, 24)
+    noise = np.random.default_rng(7)
+    outcomes = Counter[Any]()
+    for at in noise.integers(0, len(data), 80):
+        broken = data[:at] + bytes([data[at] ^ 1 << int(noise.integers(0, 8))]) + data[at + 1 :]
+        try:
+            outcomes[taken(broken, [1, 6, 14, 23]).shape] += 1
+        except MediaError as error:
+            assert len(str(error)) < 400
+            outcomes["refused"] += 1
+    assert outcomes["refused"] < 80 and outcomes[4, 48, 64, 3] > 0
+
+
+def test_lengths_without_room_leave_a_packet_as_it_is() -> None:
+    """Where the length before a unit is one byte, seven more may not fit."""
+    data = made(PYRAMID, 4)
+    stream, _ = next(packets_of(data))
+    headers = Headers(stream)
+    assert length_bytes("h264", stream.codec_context.extradata) == 4
+    headers._prefix = 1
+    for data, fits in ((b"\xff\x41" + bytes(254), False), (b"\x03\x41\x9a\x02", True)):
+        packet = av.Packet(data)
+        packet.time_base = Fraction(1, 10)
+        assert (headers.hollow(packet) is packet) is not fits
