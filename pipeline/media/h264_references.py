@@ -42,7 +42,7 @@ _ODD_BEGINNINGS = (b"\0\0\0\1", b"\1")
 _MOST_NOTED = 400_000  # slices of a clip, each a few hundred bytes of memory
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """A reference in the decoder's memory.
 
     `at`: its packet; `number`: how many references were before it since the IDR picture; `order`: of showing.
@@ -177,22 +177,28 @@ def dispensable(headers: Headers, given: Sequence[int], kept: frozenset[int], ch
 
 def _dispensable(headers: Headers, given: Sequence[int], kept: frozenset[int], check: Callable[[], None]) -> set[int]:
     """As `dispensable`, from an IDR picture to the next.  Raises Unclear."""
-    memory, referred_to = _Memory(), {}
-    for at in given:
-        check()
-        referred_to[at] = memory.take(at, headers.picture(at))
+    lists = references(headers, given, check)
     needed = set(kept)
     for at in reversed(given):
         if at in needed:
-            needed |= referred_to[at]
+            needed |= lists[at]
     return set(given) - needed
 
 
-class _Memory:
+def references(headers: Headers, given: Sequence[int], check: Callable[[], None]) -> dict[int, set[int]]:
+    """By packet, from an IDR picture to the next: the packets its picture may refer to.  Raises Unclear."""
+    memory, found = Memory(), {}
+    for at in given:
+        check()
+        found[at] = memory.take(at, headers.picture(at))
+    return found
+
+
+class Memory:
     """The references a decoder holds."""
 
     def __init__(self) -> None:
-        self._held: list[_Held] = []  # the youngest first
+        self._held: list[Held] = []  # the youngest first
         self._number = -1
         self._high, self._low = 0, 0  # the order of the last reference
 
@@ -203,11 +209,11 @@ class _Memory:
         if first.frame_number != number % (1 << first.sets.frame_number_bits):
             raise Unclear
         high, order = self._order(first, number)
-        found = {entry.at for one in slices for entry in _referred_to(one, self._held, number, order)}
+        found = {entry.at for one in slices for entry in referred_to(one, self._held, number, order)}
         if first.is_referred_to:
             self._number, self._high, self._low = number, high, first.order
             self._drop(first, number)
-            self._held.insert(0, _Held(at, number, order))
+            self._held.insert(0, Held(at, number, order))
             if len({entry.order for entry in self._held}) < len(self._held) or len(self._held) > first.sets.held:
                 raise Unclear
         return found
@@ -235,7 +241,7 @@ class _Memory:
                 self._held.remove(_held(self._held, number, distance, first.sets))
 
 
-def _held(held: Sequence[_Held], number: int, distance: int, sets: Sets) -> _Held:
+def _held(held: Sequence[Held], number: int, distance: int, sets: Sets) -> Held:
     """The reference that many pictures before picture `number`; numbers are counted round."""
     wanted = number - distance % (1 << sets.frame_number_bits)
     for one in held:
@@ -244,10 +250,10 @@ def _held(held: Sequence[_Held], number: int, distance: int, sets: Sets) -> _Hel
     raise Unclear
 
 
-def _referred_to(one: Slice, held: Sequence[_Held], number: int, order: int) -> Iterator[_Held]:
+def referred_to(one: Slice, held: Sequence[Held], number: int, order: int) -> Iterator[Held]:
     """The entries of both lists of a slice.  Raises Unclear when one is missing."""
     for length, changes, default in zip(one.active, one.changes, _default_lists(one, held, order), strict=True):
-        entries: list[_Held | None] = [*default, *[None] * length][:length]
+        entries: list[Held | None] = [*default, *[None] * length][:length]
         distance = 0
         for place, (operation, change) in enumerate(changes):
             if place >= length:
@@ -263,7 +269,7 @@ def _referred_to(one: Slice, held: Sequence[_Held], number: int, order: int) -> 
             yield entry
 
 
-def _default_lists(one: Slice, held: Sequence[_Held], order: int) -> tuple[Sequence[_Held], Sequence[_Held]]:
+def _default_lists(one: Slice, held: Sequence[Held], order: int) -> tuple[Sequence[Held], Sequence[Held]]:
     if one.kind == INTRA:
         return (), ()
     if one.kind != BIPREDICTED:

@@ -16,8 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.media import video, video_frames
-from pipeline.media.h264_headers import BIPREDICTED, WINDOW, Unclear, parameter_sets, read_slice
-from pipeline.media.h264_references import Headers, dispensable
+from pipeline.media.h264_headers import (
+    BIPREDICTED,
+    INTRA,
+    PREDICTED,
+    WINDOW,
+    Sets,
+    Slice,
+    Unclear,
+    parameter_sets,
+    read_slice,
+)
+from pipeline.media.h264_references import Headers, Held, Memory, references, referred_to
 from pipeline.media.nal_units import length_bytes
 from pipeline.media.video_frames import Effort
 from pipeline.models.base import Hints, MediaError
@@ -34,6 +44,21 @@ def always() -> None:
 def made(params: str, count: int = 60, size: tuple[int, int] = (48, 64), **more: Any) -> bytes:
     options = {"x264-params": f"{params}:threads=1", "crf": more.pop("crf", "23")}
     return clip(moving_noise(count, *size), options=options, **more)
+
+
+def patchwork(count: int, height: int = 96, width: int = 128) -> list[Any]:
+    """Frames whose blocks have each been seen before, one to six frames ago: something for every reference."""
+    noise = np.random.default_rng(3)
+    frames = [noise.integers(0, 256, (height, width, 3), np.uint8) for _ in range(6)]
+    for _ in range(count):
+        frame = frames[-1].copy()
+        for top in range(0, height, 16):
+            for left in range(0, width, 16):
+                place = slice(top, top + 16), slice(left, left + 16)
+                frame[place] = frames[-int(noise.integers(1, 7))][place]
+        frame[:16, :32] = noise.integers(0, 256, (16, 32, 3))
+        frames.append(frame)
+    return frames[6:]
 
 
 def taken(data: bytes, indices: Sequence[int]) -> Any:
@@ -74,7 +99,7 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts"])
+@pytest.mark.parametrize("container", ["mp4", "mpegts"])
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_references_nobody_needs_are_not_decoded(name: str, container: str, efforts: Counter[Effort]) -> None:
     data = made(STRUCTURES[name], container=container)
@@ -106,7 +131,7 @@ def test_other_structures_are_decoded_as_before(name: str, efforts: Counter[Effo
         assert not efforts[Effort.HEADERS]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_any_choice_from_any_structure(data: st.DataObject) -> None:
     def one_of(*values: Any) -> Any:
@@ -125,7 +150,8 @@ def test_any_choice_from_any_structure(data: st.DataObject) -> None:
         "slices": one_of(1, 1, 2),
         "cabac": one_of(0, 1),
     }
-    written = made(":".join(f"{name}={value}" for name, value in params.items()), 40, (32, 48))
+    joined = ":".join(f"{name}={value}" for name, value in params.items())
+    written = clip(patchwork(40, 48, 64), options={"x264-params": f"{joined}:threads=1"})
     indices = sorted(data.draw(st.lists(st.integers(0, 39), min_size=1, max_size=5)))
     assert np.array_equal(taken(written, indices), all_of(written)[indices])
 
@@ -169,19 +195,38 @@ def test_a_hollow_picture_takes_its_place(container: str) -> None:
     assert not any(np.array_equal(one[2], other[2]) for one, other in zip(hollow[1:], full[1:], strict=True))
 
 
-def test_every_reference_that_is_kept_is_needed() -> None:
-    """So the tests above would notice any that is left out wrongly: without it the wanted frame looks otherwise."""
-    data, wanted = made(PYRAMID, 20), 17
-    times = sorted(packet.pts for _, packet in packets_of(data))
-    order = [times.index(packet.pts) for _, packet in packets_of(data)]
-    headers, aim = headers_of(data), order.index(wanted)
-    given = [at for at in range(aim + 1) if at == aim or headers.is_referred_to(at)]
-    left_out = dispensable(headers, given, frozenset({aim}), always)
-    right = all_of(data)[wanted]
-    assert len(left_out) == 4
-    assert np.array_equal(decoded(data, sorted(left_out))[wanted][2], right)
-    for at in set(given) - left_out:
-        assert not np.array_equal(decoded(data, [at])[wanted][2], right)
+EXAMINED = {
+    "pyramid": PYRAMID,
+    "strict pyramid": PYRAMID.replace("normal", "strict"),
+    "deep pyramid, several slices": f"{PYRAMID.replace('bframes=3', 'bframes=7').replace('ref=1', 'ref=4')}:slices=2",
+    "no pyramid": f"{PYRAMID.replace('normal', 'none').replace('ref=1', 'ref=3')}",
+    "weights, references twice": f"{PYRAMID.replace('ref=1', 'ref=3')}:weightp=2:direct=temporal",
+    "numbers that start anew": PYRAMID.replace("keyint=60:min-keyint=60", "keyint=8:min-keyint=8:open-gop=1"),
+    "no arithmetic coding": f"{PYRAMID.replace('ref=1', 'ref=2')}:bframes=1:cabac=0",
+}
+PATCHWORKS = 40
+
+
+@pytest.mark.parametrize("name", EXAMINED)
+def test_what_looks_otherwise_without_a_reference(name: str) -> None:
+    """References come without macroblocks, one at a time: nothing looks otherwise but what depends on it, directly or
+    not, and of that nearly all.
+    """
+    data = clip(patchwork(PATCHWORKS), options={"x264-params": f"{EXAMINED[name]}:threads=1", "crf": "15"})
+    pictures = [packet.pts for _, packet in packets_of(data)]
+    lists = references(headers_of(data), range(PATCHWORKS), always)
+    right = {time: pixels for time, _, pixels in decoded(data, ())}
+    said, seen = 0, 0
+    for at in sorted(set().union(*lists.values()))[::2]:
+        depends = {at}
+        for later in range(at + 1, PATCHWORKS):
+            if lists[later] & depends:
+                depends.add(later)
+        shown = {time: pixels for time, _, pixels in decoded(data, [at])}
+        changed = {place for place, time in enumerate(pictures) if not np.array_equal(shown[time], right[time])}
+        assert changed <= depends
+        said, seen = said + len(depends), seen + len(changed)
+    assert seen >= 0.97 * said, (seen, said)
 
 
 _FIELD = re.compile(r"^\d+ +(\w+)(?:\[\d+\])* +[01]+ = (-?\d+)$")
@@ -248,6 +293,65 @@ def test_headers_are_read_as_libavcodec_reads_them(name: str) -> None:
     assert next(expected, None) is None
 
 
+SETS = Sets(4, True, 4, 4, True, False, (1, 1), False, False)
+P = Slice(PREDICTED, False, True, SETS, 0, 0, 0, (2, 0), ((), ()), None)
+B = P._replace(kind=BIPREDICTED, active=(2, 1))
+
+
+def held(*orders: int) -> list[Held]:
+    """References of these orders of showing, the youngest first; `at` as their order."""
+    return [Held(order, len(orders) - 1 - place, order) for place, order in enumerate(orders)]
+
+
+@pytest.mark.parametrize(
+    ("header", "orders", "expected"),
+    [
+        (P, (4, 2, 8, 0), [4, 2]),
+        (P._replace(active=(1, 0)), (4, 2, 8, 0), [4]),
+        (B, (4, 2, 8, 0), [4, 2, 8]),
+        (B._replace(active=(1, 2)), (4, 2, 8, 0), [4, 8, 4]),
+        (B._replace(active=(3, 1)), (8, 6, 0), [0, 6, 8, 6]),
+        # all on one side: the second list would be the first, so its first two change places
+        (B._replace(active=(1, 1)), (4, 2, 0), [4, 2]),
+        (B._replace(active=(1, 1)), (4,), [4, 4]),
+        # changes: steps back and forth among the numbers, 4 being the picture's own
+        (P._replace(changes=(((0, 3),), ())), (4, 2, 8, 0), [8, 4]),
+        (P._replace(changes=(((0, 3), (1, 1)), ())), (4, 2, 8, 0), [8, 2]),
+        (P._replace(changes=(((1, 13),), ())), (4, 2, 8, 0), [8, 4]),
+        (P._replace(active=(3, 0), changes=(((0, 1), (1, 16)), ())), (4, 2, 8, 0), [4, 4, 2]),
+        (B._replace(active=(1, 1), changes=((), ((0, 4),))), (4, 2, 8, 0), [4, 0]),
+    ],
+)
+def test_lists_as_the_standard_has_them(header: Slice, orders: tuple[int, ...], expected: list[int]) -> None:
+    """8.2.4.2 and 8.2.4.3, by hand; the picture is shown at 5, its number follows the youngest's."""
+    found = referred_to(header, held(*orders), len(orders), 5)
+    assert [one.order for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        P._replace(active=(5, 0)),
+        B._replace(active=(1, 5)),
+        P._replace(changes=(((0, 5),), ())),
+        P._replace(changes=(((0, 16),), ())),
+        P._replace(active=(1, 0), changes=(((0, 1), (0, 1)), ())),
+    ],
+)
+def test_a_list_that_lacks_something_is_unclear(header: Slice) -> None:
+    with pytest.raises(Unclear):
+        list(referred_to(header, held(4, 2, 8, 0), 4, 5))
+
+
+def test_every_slice_of_a_picture_has_its_own_lists() -> None:
+    """Its youngest reference, and the one before."""
+    memory = Memory()
+    memory.take(10, [P._replace(kind=INTRA, is_idr=True, active=(0, 0), unmarked=())])
+    memory.take(11, [P._replace(frame_number=1, order=4, active=(1, 0))])
+    other = P._replace(frame_number=2, order=8, active=(1, 0), changes=(((0, 2),), ()))
+    assert memory.take(12, [other._replace(changes=((), ())), other]) == {10, 11}
+
+
 def test_other_parameter_sets_on_the_way_are_not_followed() -> None:
     """As when two recordings are put one behind the other."""
     first, second = (made(f"{PYRAMID}:repeat-headers=1", 20, size, container="mpegts") for size in ((48, 64), (32, 48)))
@@ -261,7 +365,7 @@ def test_other_parameter_sets_on_the_way_are_not_followed() -> None:
     assert headers.is_beginning(20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=80), st.binary(min_size=1, max_size=WINDOW))
 def test_whatever_is_read_is_an_answer_or_unclear(sets: bytes, unit: bytes) -> None:
     """Of made-up bytes, and of a real header that goes on with made-up bytes."""
