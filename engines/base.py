@@ -96,7 +96,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     `structural`: the whole replacement in the prompt, markers included; `features`: the runs that receive embeddings.
     `primary`: this item's rows of the primary tensor (empty when the form is without tensors); `side`: its rows of
     every side tensor, in the family's order.  `encoded`: the media as they came, when the form asks for them; valid as
-    long as the tensors are.
+    long as the tensors are.  `segment`, when set, holds the primary tensor and nothing else; it is this item's alone.
     """
 
     content_hash: str
@@ -105,13 +105,21 @@ class MediaItem(msgspec.Struct, frozen=True):
     primary: Tensor
     side: Mapping[str, Tensor]
     encoded: memoryview | bytes = b""
+    segment: "SharedSegment | None" = None
 
 
 class SharedSegment(Protocol):
-    """A file in /dev/shm that already holds a tensor (`pool.segments.Segment` is one)."""
+    """A file in /dev/shm that already holds a tensor (`pool.segment.Segment` is one).
+
+    `is_handed_on`: it is as long as the tensor, and is used again only when nobody has it open any more, so that a
+    reader may hand its name on.
+    """
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def is_handed_on(self) -> bool: ...
 
     def publish(self) -> str:
         """Give the bytes a fresh name for one reader and return it (bare file name); OSError when that is

@@ -70,14 +70,16 @@ class Outlook(msgspec.Struct, frozen=True):
 
     `form`: that of the worker the policy would choose now; when it has no opinion one candidate's, by chance, so that
     in a fleet of two forms every worker gets its share.  `by_segment`:
-    whether every candidate of that form reads recycled segments, so that pool processes should write there.
-    `min_segment_bytes`: smallest tensor one of them takes that way.
+    whether every candidate of that form reads segments, so that pool processes should write there.
+    `min_segment_bytes`: smallest tensor one of them takes that way.  `apart`: one of them hands names on, so each item
+    gets a segment of its own.
     """
 
     form: Form
     by_segment: bool
     min_segment_bytes: int
     workers: tuple[Worker, ...]
+    apart: bool = False
 
 
 class Dispatcher:
@@ -128,7 +130,8 @@ class Dispatcher:
         form = self.form_of(likely) if likely is not None else random.choice(forms)
         fitting = tuple(worker for worker, its in zip(workers, forms, strict=True) if its == form)
         by_segment = all(self.transport.writes_ahead(worker) for worker in fitting)
-        return Outlook(form, by_segment, min(map(self.transport.min_bytes, fitting)), fitting)
+        apart = any(worker.keeps_segments for worker in fitting)
+        return Outlook(form, by_segment, min(map(self.transport.min_bytes, fitting)), fitting, apart)
 
     def form_of(self, worker: Worker) -> Form:
         settings, runtime = self.settings, worker.runtime

@@ -141,7 +141,8 @@ def tensors(request: EngineRequest) -> list[Outgoing]:
     for key, _, item in _in_prompt_order(request):
         found += [Outgoing(key + name, tensor, inline_only=name in BY_VALUE) for name, tensor in item.side.items()]
         if _has_pixels(request.leg):
-            found.append(Outgoing(key + _PRIMARY, item.primary, may_be_pulled=True, room=_room(request)))
+            primary = Outgoing(key + _PRIMARY, item.primary, item.segment, may_be_pulled=True, room=_room(request))
+            found.append(primary)
     return found
 
 

@@ -6,10 +6,11 @@ can pull over RDMA (`engines.rdma`) and finds no slot goes by segment when the w
 The decision is made for every attempt anew, for the worker chosen for it.
 
 Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A
-batch whose pool process already wrote a segment has that one published under a fresh name; other tensors, and all for
-an engine that keeps its files, are copied into segments of their own, which the placement owns.  A placement ends
-exactly once, by `end(consumed=...)`: these are settled; a batch's own segment stays the caller's, who settles it when
-`engines.generation` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run
+tensor that a pool process already wrote into a segment has that one published under a fresh name; others, and for an
+engine that keeps its files those in a segment that is not meant for that, are copied into segments of their own, which
+the placement owns.  A placement ends exactly once, by `end(consumed=...)`: these are settled; a tensor's own segment
+stays the caller's, who settles it when `engines.generation` says so, and only has its names withdrawn when the attempt
+failed.  File operations and copies run
 in one thread of the transport, so that the event loop never waits.
 """
 
@@ -51,8 +52,8 @@ class TransportSettings(msgspec.Struct, frozen=True):
 class TensorReader(Protocol):
     """What the decision needs to know of an engine worker; `engines.worker.Worker` is one.
 
-    `keeps_segments`: it hands names on, so its answer does not tell that a file was last read: none is written
-    ahead by a pool process, so that the store can find out.  `pulls_tensors`: it can read them over RDMA.
+    `keeps_segments`: it hands names on, so its answer does not tell that a file was last read: it takes only files that
+    may be handed on.  `pulls_tensors`: it can read them over RDMA.
     `tensor_transport` and `shm_min_bytes` are the worker's own settings and win over the gateway's; None: not set.
     """
 
@@ -167,8 +168,10 @@ class Transport:
         return mode == "shm" or worker.shares_memory(self._settings.namespace)
 
     def writes_ahead(self, worker: TensorReader) -> bool:
-        """Whether pool processes may write its tensors into recycled segments, before a worker is chosen."""
-        return self.reads_segments(worker) and not worker.keeps_segments
+        """Whether pool processes should write its tensors into segments, before a worker is chosen.  Not where RDMA
+        slots come first: those are filled from the mapping.
+        """
+        return self.reads_segments(worker) and self._mode(worker) != "rdma"
 
     def min_bytes(self, worker: TensorReader) -> int:
         return self._settings.shm_min_bytes if worker.shm_min_bytes is None else worker.shm_min_bytes
@@ -269,9 +272,10 @@ class Transport:
         return failures
 
     def _publish(self, placement: Placement, outgoing: Outgoing) -> str | None:
-        if outgoing.segment is not None and not placement.keeps:
-            placement.published.append(outgoing.segment)
-            return outgoing.segment.publish()
+        written = outgoing.segment
+        if written is not None and (written.is_handed_on or not placement.keeps):
+            placement.published.append(written)
+            return written.publish()
         segment = (
             self._store.write(outgoing.tensor.buffers, handed_on=placement.keeps) if self._store is not None else None
         )

@@ -2,7 +2,8 @@
 
 Theory of operation.  An `Entry` is one picture's tensor: where it lies, the task that makes it, how many requests use
 it. Its `Key` is everything the bytes depend on: content hash, the whole encode job less its places (so model, settings,
-hints, measured shape, form), and the kind of place, a span of the output arena or a segment.
+hints, measured shape, form), and the kind of place: a span of the output arena, or a segment of
+either kind.
 
     (nobody) ──begin──▶ being made ──done, cache on, room──▶ kept ──oldest, or somebody needs the room──▶ given up
                             ├──────done, else─────────────────────────────────────────────────────────────▶ given up
@@ -33,7 +34,8 @@ import msgspec
 from pipeline.jobs import Encode, Encoded, FileSink, Sink, SpanSink
 from pipeline.metrics import Metrics
 from pool.arena import Arena
-from pool.segments import Segment, SegmentStore
+from pool.segment import Segment
+from pool.segments import SegmentStore
 from pool.spans import Lease, Span
 
 Release = Callable[[bool], object]
@@ -41,11 +43,12 @@ Release = Callable[[bool], object]
 
 
 class Key(NamedTuple):
-    """`recipe`: the encode job without item and places, as bytes."""
+    """`recipe`: the encode job without item and places, as bytes.  `handed_on`: in a file that may be."""
 
     content_hash: str
     recipe: bytes
     in_file: bool
+    handed_on: bool = False
 
     @classmethod
     def of(cls, content_hash: str, job: Encode, *, in_file: bool) -> "Key":
@@ -248,6 +251,10 @@ class PixelCache:
         for entry in [entry for entry in self._kept.values() if not entry.key.in_file]:
             self._evict(entry)
         return (await self._outputs.reserve(sizes)).split()
+
+    def idle_segment(self, nbytes: int) -> Segment | None:
+        """One that may be handed on, of the caller's, when there is one at hand."""
+        return self._segments.take_idle(nbytes)
 
     async def segment(self, nbytes: int) -> Segment | None:
         """A segment of the caller's, or None when there is no room: the tensor goes inline then."""

@@ -12,12 +12,13 @@ import numpy as np
 from engines.base import Form, MediaBatch, MediaItem, Modality, Tensor
 from engines.dispatch import Outlook
 from pipeline.admission import InflightMedia
+from pipeline.asked import Look, tensor_bytes
 from pipeline.errors import GatewayError
 from pipeline.intake import Intake, Item, Receiver, failed
 from pipeline.jobs import Inspect, Inspected
 from pipeline.metrics import Metrics
 from pipeline.models.base import Measured, MediaError, Sampling, SideTensor, Source
-from pipeline.pixels import Look, PixelMaker, Pixels, tensor_bytes
+from pipeline.pixels import PixelMaker, Pixels
 from pipeline.plan import ServedModel
 from pipeline.poolwork import PoolWork, all_or_first_error
 from pipeline.prompt import Expanded
@@ -164,6 +165,7 @@ def batches(model: ServedModel, pixels: Pixels, expanded: Expanded) -> tuple[Med
             primary=Tensor(form.dtype, look.measured.primary_shape if form.tensors else (0,), (buffer,)),
             side={name: side_tensor(side) for name, side in look.measured.side.items()},
             encoded=file,
+            segment=pixels.apart.get(position),
         )
         grouped.setdefault(look.item.modality, []).append(item)
     family = model.family
@@ -175,7 +177,7 @@ def batches(model: ServedModel, pixels: Pixels, expanded: Expanded) -> tuple[Med
             token_id=model.feature_tokens[modality],
             layout=family.layout(modality),
             form=pixels.form,
-            segment=pixels.segment,
+            segment=pixels.segment or (items[0].segment if len(items) == 1 else None),
         )
         for modality in Modality  # the order of SMG's messages
         if (items := grouped.get(modality))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pipeline.pixels import Look
+from pipeline.asked import Look
 from pipeline.prompt import Expanded
 
 MOST_VALUES = 8  # of a side tensor that is told: those with more are no facts to read

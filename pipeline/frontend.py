@@ -102,10 +102,10 @@ class Frontend:
     async def _assemble(self) -> list[web.BaseSite]:
         config, metrics, link = self._config, self._metrics, self._link
         pool: Pool[Job, Result] = link.pool()
-        pool.start()
         self._pool = pool
         self._closing.push_async_callback(pool.close)
         self._segments = self._open_segments()
+        pool.start(self._segments.lend)
         transport = self._open_transport()
         self._registry = self._open_registry()
         self._catalog = Catalog(config, pool.configure, self._registry.model_of)

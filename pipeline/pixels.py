@@ -1,10 +1,11 @@
 """The tensors of one request: found, waited for, or made, and where they lie.
 
 The sink is chosen before anything is decoded.  *Spans*: a span of the mapping for each distinct picture, all reserved
-together.  *One segment*: when every candidate worker shares our /dev/shm and the tensors are large enough; an engine
-reads the tensors of all pictures from one file.  So a single picture that another request has in a segment is published
-once more without a copy, while of several pictures those that are there are copied in the pool, from segment to
-segment: about a tenth of decoding them again.
+together.  *Segments*: when every candidate worker shares our /dev/shm and the tensors are large enough.  For most
+engines *one*: they read the tensors of all pictures from one file.  So a single picture that another request has in a
+segment is published once more without a copy, while of several pictures those that are there are copied in the pool,
+from segment to segment: about a tenth of decoding them again.  For an engine that hands names on, one
+for each item (*apart*).
 
 No step here waits while the request holds spans of the mapping, its own or another's; else two requests could wait for
 each other.
@@ -15,36 +16,28 @@ from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 
 import msgspec
-import numpy as np
 
-from engines.base import ITEM_BYTES, Form, Modality
+from engines.base import Form, Modality
 from engines.dispatch import Outlook
+from pipeline.asked import Asked, Look, Wanted, tensor_bytes
 from pipeline.cache import Entry, InFile, InSpan, Key, PixelCache, Release
 from pipeline.errors import GatewayError
-from pipeline.intake import Intake, Item
-from pipeline.jobs import Copied, Copy, Encode, Encoded, FileSink, Inspected, Sink
+from pipeline.intake import Intake
+from pipeline.jobs import Copied, Copy, Encode, Encoded, FileSink, Sink
 from pipeline.metrics import Metrics
-from pipeline.models.base import Measured
 from pipeline.plan import ServedModel
 from pipeline.poolwork import PoolWork, all_or_first_error
 from pipeline.ticket import Custody, Ticket
-from pool.segments import Segment
+from pool.segment import Segment
 from pool.spans import ArenaTooSmall, Lease
 
 Buffers = tuple[tuple[memoryview, ...], ...]  # by distinct item, then by position
 
 
-class Look(msgspec.Struct, frozen=True):
-    """What is known of a distinct item before it is decoded."""
-
-    item: Item
-    facts: Inspected
-    measured: Measured
-
-
 class Pixels(msgspec.Struct, frozen=True):
     """The tensors of a request: `buffers` by distinct item; `segment` when they lie back to back in one, by
-    position.  `encoded`: the media as they came, by distinct item, when the form asks for them.
+    position; `apart`: by position, the use of a segment that holds one item and may be handed on.  `encoded`: the media
+    as they came, by distinct item, when the form asks for them.
     """
 
     looks: tuple[Look, ...]
@@ -52,60 +45,11 @@ class Pixels(msgspec.Struct, frozen=True):
     buffers: Buffers
     segment: Segment | None
     encoded: tuple[memoryview, ...] = ()
+    apart: Mapping[int, Segment] = {}
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """A distinct tensor of a request.  `job` lacks its sinks; `looks`: the items it is the tensor of."""
-
-    job: Encode
-    nbytes: int
-    looks: tuple[int, ...]
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """One request's tensors in one form."""
-
-    model: ServedModel
-    looks: tuple[Look, ...]
-    form: Form
-    inputs: Lease
-    ticket: Ticket
-
-    def wanted(self, *, in_file: bool) -> dict[Key, Wanted]:
-        """By key, so that two items that turn out to be the same picture are one."""
-        found: dict[Key, Wanted] = {}
-        for index, look in enumerate(self.looks):
-            job = Encode(
-                item=look.item.positions[0],
-                model=self.model.key,
-                modality=look.item.modality,
-                source=look.item.source,
-                nbytes=look.facts.nbytes,
-                hints=look.item.hints,
-                measured=msgspec.structs.replace(look.measured, seconds=()),  # hundreds, and of no use to the job
-                form=self.form.of(look.item.modality),
-                sinks=(),
-            )
-            key = Key.of(look.facts.content_hash, job, in_file=in_file)
-            known = found.get(key)
-            found[key] = Wanted(
-                known.job if known else job,
-                tensor_bytes(look, self.form),
-                (*(known.looks if known else ()), index),
-            )
-        return found
-
-    @property
-    def total(self) -> int:
-        """Bytes of all tensors, by position."""
-        return sum(tensor_bytes(look, self.form) * len(look.item.positions) for look in self.looks)
-
-
-def tensor_bytes(look: Look, form: Form) -> int:
-    """Of one item's primary tensor, in the form its modality has."""
-    if not form.tensors:
-        return 0
-    return int(np.prod(look.measured.primary_shape)) * ITEM_BYTES[form.of(look.item.modality).dtype]
+Step = tuple[Wanted, Entry, bool]
+"""A tensor, where it is or is being made, and whether for this request."""
 
 
 class PixelMaker:
@@ -122,17 +66,23 @@ class PixelMaker:
         """All tensors of a request; what they lie in is in the ticket's `media` custody."""
         asked = Asked(model, looks, form, intake.lease, ticket)
         is_mixed = len({look.item.modality for look in looks}) > 1  # each modality is a tensor of its own to an engine
+        if outlook.by_segment and outlook.apart:
+            return await self._apart(asked, outlook.min_segment_bytes)
         if outlook.by_segment and asked.total >= outlook.min_segment_bytes and not is_mixed:
             wanted = asked.wanted(in_file=True)
             is_single = sum(len(look.item.positions) for look in looks) == 1
             found = await (self._single(asked, wanted) if is_single else self._joined(asked, wanted))
             if found is not None:
                 return found
-        return await self._in_spans(asked, asked.wanted(in_file=False))
+        views = await self._spans(asked, asked.wanted(in_file=False))
+        return Pixels(asked.looks, asked.form, _by_item(views), None)
 
     # -- in spans
 
-    async def _in_spans(self, asked: Asked, wanted: Mapping[Key, Wanted]) -> Pixels:
+    async def _spans(
+        self, asked: Asked, wanted: Mapping[Key, Wanted], others: Sequence[Step] = ()
+    ) -> dict[int, memoryview]:
+        """The tensors by item, when they and the `others` are made."""
         held = Custody()
         asked.ticket.media.keep(held.close)
         try:
@@ -147,10 +97,9 @@ class PixelMaker:
         for key, (entry, _) in entries.items():
             assert isinstance(entry.place, InSpan)
             views |= dict.fromkeys(wanted[key].looks, entry.place.lease.view())
-        await all_or_first_error(
-            [self._made(asked, wanted[key], entry, mine) for key, (entry, mine) in entries.items()]
-        )
-        return Pixels(asked.looks, asked.form, tuple((views[at],) for at in range(len(asked.looks))), None)
+        steps = [*others, *((wanted[key], entry, is_mine) for key, (entry, is_mine) in entries.items())]
+        await all_or_first_error([self._made(asked, *step) for step in steps])
+        return views
 
     async def _claim_spans(
         self, asked: Asked, wanted: Mapping[Key, Wanted], held: Custody
@@ -309,6 +258,45 @@ class PixelMaker:
         ticket.media.keep(lambda: segment.settle(consumed=ticket.media_consumed, reader=ticket.reader or None))
         return segment
 
+    # -- each in a segment of its own
+
+    async def _apart(self, asked: Asked, min_bytes: int) -> Pixels:
+        """Each tensor where it is, or in an idle segment, or else in a span: it is copied into a segment when it is
+        sent, which will be idle one day.  Spans are waited for while the request has segments: nobody waits for those.
+        """
+        spans: dict[Key, Wanted] = {}
+        steps: list[Step] = []
+        uses: dict[int, Segment] = {}
+        for key, want in asked.wanted(in_file=False).items():
+            entry, is_mine = self._apart_entry(asked, key, want, min_bytes)
+            if entry is None:
+                spans[key] = want
+                continue
+            assert isinstance(entry.place, InFile)
+            self._note(asked, want, None if is_mine else entry)
+            asked.ticket.media.keep(self._cache.join(entry))
+            for index in want.looks:
+                for position in asked.looks[index].item.positions:
+                    uses[position] = self._in_custody(entry.place.segment.share(), asked.ticket)
+            steps.append((want, entry, is_mine))
+        views = await self._spans(asked, spans, steps)
+        for index, look in enumerate(asked.looks):
+            if index not in views:
+                views[index] = uses[look.item.positions[0]].view()
+        return Pixels(asked.looks, asked.form, _by_item(views), None, apart=uses)
+
+    def _apart_entry(self, asked: Asked, key: Key, want: Wanted, min_bytes: int) -> tuple[Entry | None, bool]:
+        """A tensor in a segment that may be handed on, and whether this request began it; None: in a span."""
+        in_file = key._replace(in_file=True, handed_on=True)
+        entry = self._cache.find(in_file)
+        if entry is not None or want.nbytes < max(min_bytes, 1) or self._cache.find(key) is not None:
+            return entry, False
+        segment = self._cache.idle_segment(want.nbytes)
+        if segment is None:
+            return None, False
+        place = InFile(segment, want.nbytes)
+        return self._begin(asked, in_file, want.job, place, (place.sink,), []), True
+
     # -- jobs
 
     def _begin(
@@ -345,6 +333,10 @@ class PixelMaker:
 def _is_keepable(job: Encode) -> bool:
     """Clips are shared while they are made, and not kept."""
     return job.modality is Modality.IMAGE
+
+
+def _by_item(views: Mapping[int, memoryview]) -> Buffers:
+    return tuple((views[index],) for index in range(len(views)))
 
 
 def _begins(asked: Asked) -> dict[int, int]:

@@ -22,6 +22,7 @@ import msgspec
 from pool.conditions import Conditions
 from pool.control import Kill, Renewed, Reset, Up, line
 from pool.endings import Endings
+from pool.lending import Lend, nothing_to_lend
 from pool.messages import Answer, BodyTooLarge, Configured, Prepared
 from pool.outcome import (
     JobCrashed,
@@ -101,11 +102,12 @@ class Pool(Generic[JobT, ResultT]):
     def __repr__(self) -> str:
         return f"<Pool {self.processes_alive} of {self.processes} up, {self.busy} busy, {self.queued} queued>"
 
-    def start(self) -> None:
-        """Begin to listen to the processes; in the frontend's loop."""
+    def start(self, lend: Lend = nothing_to_lend) -> None:
+        """Begin to listen to the processes; in the frontend's loop.  `lend`: where the files are that jobs name."""
         self._loop = asyncio.get_running_loop()
         for seat in self.seats:
             self._loop.add_reader(seat.bell.fd, self._on_answers, seat)
+            self._loop.add_reader(seat.lending.fd, seat.lending.answer, lend)
 
     async def close(self) -> None:
         """Stop listening; jobs that have not ended raise PoolClosed.  The processes are the supervisor's."""
@@ -120,6 +122,7 @@ class Pool(Generic[JobT, ResultT]):
         for seat in self.seats:
             if self._loop is not None:
                 self._loop.remove_reader(seat.bell.fd)
+                self._loop.remove_reader(seat.lending.fd)
             self._queue.extend(item for item in seat.line if isinstance(item, Ticket))
             seat.line.clear()
         while self._queue:

@@ -1,8 +1,8 @@
 """The pool process: takes one job after the other from its submission ring, runs it, answers.
 
-No event loop, no socket, no thread.  It never dies of a bad job: whatever the workshop raises becomes an answer.
-What it works on is on its board, so that after a death everybody knows which job it was.  The work itself, the
-workshop, is handed over before the fork; this file knows nothing of it.
+No event loop, no thread, and no socket but the one files are lent over (`pool.lending`).  It never dies of a bad job:
+whatever the workshop raises becomes an answer.  What it works on is on its board, so that after a death everybody knows
+which job it was.  The work itself, the workshop, is handed over before the fork; this file knows nothing of it.
 """
 
 import logging
@@ -60,9 +60,10 @@ class Bench:
         return self._mapping.view(span.offset, span.nbytes)
 
     def file(self, name: str, nbytes: int) -> memoryview:
-        """`/dev/shm/<name>`, writable; `nbytes` long.  The mapping is kept, so that a recycled file faults in once.
+        """File `name` of the segment store, writable; `nbytes` long.  The mapping is kept, so that a recycled file
+        faults in once.
 
-        OSError when there is no such file or it is shorter.
+        OSError when there is no such file (any more) or it is shorter.
         """
         return self._files.view(name, nbytes)
 
@@ -115,7 +116,7 @@ class PoolProcess:
         self._workshop = workshop
         self._reader = RingReader(slot.submission, slot.submission_bell)
         self._writer = RingWriter(slot.completion, slot.completion_bell)
-        self._files = FileViews()
+        self._files = FileViews(slot.lending.borrow)
         self._payload = bytearray()
         self._envelopes = msgspec.msgpack.Decoder(Submission)
         self._jobs = msgspec.msgpack.Decoder(workshop.job_type)

@@ -1,10 +1,11 @@
 """What lies in the shared mapping for one frontend: a row of pool slots, each with its rings, doorbells, board and
-long places.
+long places, and the socket pair files are lent over.
 
 A *pool slot* is the place of one pool process; the process in it may die and be replaced, the slot's memory and
 descriptors stay. All of a frontend is in its row, so that a second frontend is a second row and nothing else.
 """
 
+from pool.lending import Lending
 from pool.mapping import PAGE, Mapping, round_up
 from pool.ring import RING_BYTES, Doorbell
 
@@ -70,10 +71,12 @@ class PoolSlot:
         self.completion = mapping.view(rings + round_up(RING_BYTES), RING_BYTES)
         self.submission_bell = Doorbell(one_by_one=True)
         self.completion_bell = Doorbell(one_by_one=False)
+        self.lending = Lending()
         longs = rings + 2 * round_up(RING_BYTES)
         self.long = [mapping.view(longs + i * LONG_BYTES, LONG_BYTES) for i in range(DEPTH + 1)]
 
     def close(self) -> None:
+        self.lending.close()
         self.submission_bell.close()
         self.completion_bell.close()
 

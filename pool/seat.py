@@ -90,6 +90,7 @@ class Seat:
         self.index = slot.index
         self.board = slot.board
         self.bell = slot.completion_bell
+        self.lending = slot.lending
         self.line: deque[Ticket | Piece] = deque()
         self.generation = 0  # processes that were prepared here
         self.is_present = False  # a prepared process is there
@@ -194,7 +195,7 @@ class Seat:
         return bool(self._unlearned) or any(isinstance(item, Piece) for item in self.line)
 
     def bury(self) -> list[Ticket]:
-        """The process is dead: wipe rings and board, return the jobs that were with it, in order."""
+        """The process is dead: wipe what it shared with us, return the jobs that were with it, in order."""
         tickets = [item for item in self.line if isinstance(item, Ticket)]
         self.line.clear()
         self._unlearned.clear()
@@ -203,4 +204,5 @@ class Seat:
         self._writer.reset()
         self._reader.reset()
         self.board.reset()
+        self.lending.reset()
         return tickets

@@ -1,8 +1,8 @@
 """Recycled files in /dev/shm that carry a tensor to a reader on the same host.
 
 Theory of operation
-- A *master* `mediagate-<pid>-<n>` (`pool.shm_directory`) holds the bytes at offset 0.  A pool process opens it by
-  name and writes; the file may be longer than the tensor, readers read `nbytes` of it.
+- A *master* `mediagate-<pid>-<n>` (`pool.shm_directory`) holds the bytes at offset 0.  A pool process is lent it
+  (`pool.lending`) and writes; the file may be longer than the tensor, readers read `nbytes` of it.
 - `publish` gives it a further name by link(): `smg-tokenspeed-<pid>-<unix ns>-<counter>`.  The reader opens that
   name, reads, unlinks.  The Python and the Rust servicer both read exactly [offset, offset + nbytes) into memory
   before they unlink.
@@ -10,9 +10,8 @@ Theory of operation
   back to 1 and no earlier attempt had its name taken away; in any doubt it is *retired*: unlinked, and never written
   again, since a reader may still be at work.
 - A reader may hand the name on to a process that reads later, and unlink before that (TokenSpeed's scheduler maps the
-  file).  Files for such readers are a kind of their own, which only the gateway writes, through its descriptor; one is
-  used again when, besides all that, nobody has it open or mapped any more: the kernel says so
-  (`MasterFile.is_alone`).
+  file, the whole of it).  Files for such readers are a kind of their own, as long as their tensor; one is used again
+  when, besides all that, no reader has it open or mapped any more: the kernel says so (`MasterFile.is_alone`).
 - `share` makes a further use of the same bytes, for another request or for who keeps them.  A file has its fate when
   its last use is settled, and one use that ended in doubt is enough to retire it.
 - Touched pages are the point: a recycled file costs no page fault.  Idle files above `keep_bytes` go, oldest first.
@@ -26,22 +25,18 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pool.leftovers import sweep_directory
+from pool.segment import Segment
 from pool.shm_directory import MasterFile, ShmDirectory
 
 _log = logging.getLogger(__name__)
 
 _SMALLEST_CLASS = 64 * 1024
 _CLASSES_PER_DOUBLING = 8  # so rounding up wastes at most an eighth
-_MOST_BUFFERS = 1024  # IOV_MAX
 
 Buffer = memoryview | bytes
-
-
-class SegmentError(Exception):
-    """A segment was used after its request had settled it, or after the store was closed: a fault of the caller."""
 
 
 def size_class(nbytes: int) -> int:
@@ -50,114 +45,6 @@ def size_class(nbytes: int) -> int:
         return _SMALLEST_CLASS
     step = max(_SMALLEST_CLASS, (1 << (nbytes.bit_length() - 1)) // _CLASSES_PER_DOUBLING)
     return -(-nbytes // step) * step
-
-
-class Segment:
-    """One request's use of a file; `engines.base.SharedSegment`.
-
-    `name`: bare name of the master, for the process that writes.  `nbytes`: what the tensor needs; `capacity`: length
-    of the file.  The bytes belong to the holder until `settle`, which is called exactly once, whatever happens.
-    """
-
-    def __init__(self, store: "SegmentStore", directory: ShmDirectory, file: MasterFile, nbytes: int) -> None:
-        self._store = store
-        self._directory = directory
-        self._file = file
-        self.nbytes = nbytes
-        self.name = file.name
-        self.capacity = file.capacity
-        self._names: list[str] = []  # published, and not taken away by us
-        self._was_published = False
-        self._is_doubtful = False
-        self._is_settled = False
-
-    def publish(self) -> str:
-        """Give the bytes a fresh name for one reader; OSError when that is impossible (then send inline)."""
-        self._check()
-        if self._was_published and not self._names:
-            self._is_doubtful = True  # an attempt before this one failed: its reader may still be at work
-        name = self._directory.publish(self._file)
-        self._names.append(name)
-        self._was_published = True
-        return name
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether a published name is still there: its reader has not consumed it."""
-        return not self._is_settled and any(self._directory.has(name) for name in self._names)
-
-    def withdraw(self) -> None:
-        """Remove every published name that a reader has not consumed; the bytes stay, for another attempt."""
-        self._check()
-        if self._remove_names():
-            self._is_doubtful = True
-
-    def settle(self, *, consumed: bool, reader: str | None = None) -> None:
-        """The request is over, or never began.
-
-        `consumed`: the engine's first response arrived, and nobody will read a `view` again (the socket took all of
-        it). Anything else (error, abort, cancelled) retires the file.  `reader`: who read it, e.g. the worker's URL;
-        one that leaves its name in place (told not to unlink) is remembered, and what it reads is not recycled any
-        more.
-        """
-        self._check()
-        self._is_settled = True
-        left = self._remove_names()
-        if consumed and left and reader is not None:
-            self._store.distrust(reader)
-        is_clean = consumed and not left and not self._is_doubtful
-        # Clean or never published: nobody reads, so the pages may go although a pool process keeps the file mapped.
-        self._store.end_use(
-            self._file,
-            is_spent=not is_clean or not self._store.recycles(reader),
-            is_read=not is_clean and self._was_published,
-        )
-
-    def share(self) -> "Segment":
-        """A further use of the same bytes, published, withdrawn and settled on its own.
-
-        The file is written again only after the last use of it was settled, and only if every one of them ended well.
-        """
-        self._check()
-        self._store.begin_use(self._file)
-        return Segment(self._store, self._directory, self._file, self.nbytes)
-
-    def view(self) -> memoryview:
-        """The tensor's bytes, read-only, for an inline fallback; the mapping is kept with the file.
-
-        A view that is alive at `settle(consumed=False)` keeps its bytes; after `settle(consumed=True)` it must not be
-        read.
-        """
-        self._open_fd()
-        return memoryview(self._file.read_mapping())[: self.nbytes]
-
-    def copy_in(self, buffers: Sequence[memoryview]) -> None:
-        """Write the flat byte views back to back from offset 0, without mapping the file; OSError when that fails."""
-        fd = self._open_fd()
-        offset = 0
-        queue = [buffer for buffer in buffers if buffer.nbytes]
-        while queue:
-            done = os.pwritev(fd, queue[:_MOST_BUFFERS], offset)
-            offset += done
-            while queue and done >= queue[0].nbytes:
-                done -= queue.pop(0).nbytes
-            if done:
-                queue[0] = queue[0][done:]
-
-    def _check(self) -> None:
-        if self._is_settled:
-            raise SegmentError(f"segment {self.name} was settled already")
-
-    def _open_fd(self) -> int:
-        self._check()
-        if self._file.fd < 0:  # and mmap would take -1 for anonymous memory
-            raise SegmentError(f"the store of segment {self.name} is closed")
-        return self._file.fd
-
-    def _remove_names(self) -> int:
-        removed = sum(self._directory.unlink(name) for name in self._names)
-        self._names.clear()
-        return removed
 
 
 class SegmentStore:
@@ -217,13 +104,13 @@ class SegmentStore:
                 return True
             used = self._bytes - sum(file.capacity for file in self._idle)
             files = self._count - len(self._idle)
-            return used + self._capacity(nbytes) <= self.cap_bytes and files < self._max_files
+            return used + self._capacity(nbytes, handed_on=False) <= self.cap_bytes and files < self._max_files
 
     def take(self, nbytes: int, *, handed_on: bool = False) -> Segment | None:
         """A segment for `nbytes`, its old bytes undefined; None when there is no room.
 
         `handed_on`: a file of exactly that size, for a reader that hands the name on (TokenSpeed); write it by
-        `Segment.copy_in` only.
+        `Segment.copy_in` only, since a new one has no pages yet.
         """
         if nbytes < 1:
             raise ValueError(f"a segment needs at least one byte, not {nbytes}")
@@ -233,6 +120,16 @@ class SegmentStore:
             return None
         file = self._find_or_create(directory, nbytes, handed_on)
         return None if file is None else Segment(self, directory, file, nbytes)
+
+    def take_idle(self, nbytes: int) -> Segment | None:
+        """A segment of exactly that size that may be handed on, for a pool process to write; None when no file that
+        has been written before is idle.  New ones come by `write` alone: of a reader that keeps its files open none is
+        ever used again, and writing new pages by a system call costs half of mapping them.
+        """
+        with self._lock:
+            directory = self._directory
+            file = None if directory is None else self._pop_idle(nbytes, handed_on=True)
+        return None if directory is None or file is None else Segment(self, directory, file, nbytes)
 
     def write(self, buffers: Sequence[Buffer], *, handed_on: bool = False) -> Segment | None:
         """A segment with `buffers` copied in, back to back; None when there is no room.  Call it from a thread."""
@@ -247,6 +144,16 @@ class SegmentStore:
             self._complain(error.errno or 0, f"writing failed: {error.strerror}")
             return None
         return segment
+
+    def lend(self, name: str, give: Callable[[int], None]) -> bool:
+        """Call `give` with the open descriptor of master `name`; False when there is no such file.  OSError: what
+        `give` raises.
+        """
+        with self._lock:  # nobody may close it, and another file get its number, meanwhile
+            file = self._files.get(name)
+            if file is not None:
+                give(file.fd)
+            return file is not None
 
     def recycles(self, reader: str | None) -> bool:
         """Whether what `reader` reads is used again; False once it left a name in place."""
@@ -290,9 +197,10 @@ class SegmentStore:
             file.is_read |= is_read
             if file.uses or file.fd < 0:  # not the last one, or the store was closed
                 return
+            is_had = file.handed_on and not file.is_alone  # by who was handed the name, whatever was answered
             if file.is_spent:
-                self._remove(file, self._directory, free_pages=not file.is_read)
-            elif os.fstat(file.fd).st_nlink != 1 or (file.handed_on and not file.is_alone):
+                self._remove(file, self._directory, free_pages=not file.is_read and not is_had)
+            elif os.fstat(file.fd).st_nlink != 1 or is_had:
                 self._remove(file, self._directory, free_pages=False)
             else:
                 self._keep_idle(file)
@@ -306,10 +214,10 @@ class SegmentStore:
             self._remove(oldest, self._directory, free_pages=True)
 
     def _find_or_create(self, directory: ShmDirectory, nbytes: int, handed_on: bool) -> MasterFile | None:
-        capacity = nbytes if handed_on else self._capacity(nbytes)
+        capacity = self._capacity(nbytes, handed_on)
         while True:
             with self._lock:
-                file = self._pop_idle(nbytes, capacity, handed_on)
+                file = self._pop_idle(nbytes, handed_on)
                 if file is not None:
                     return file
                 if not self._make_room(capacity):
@@ -332,12 +240,13 @@ class SegmentStore:
                 self._remove(file, directory, free_pages=True)  # closed meanwhile
                 return None
 
-    def _capacity(self, nbytes: int) -> int:
-        return min(size_class(nbytes), max(nbytes, self.cap_bytes))
+    def _capacity(self, nbytes: int, handed_on: bool) -> int:
+        return nbytes if handed_on else min(size_class(nbytes), max(nbytes, self.cap_bytes))
 
-    def _pop_idle(self, nbytes: int, capacity: int, handed_on: bool) -> MasterFile | None:
+    def _pop_idle(self, nbytes: int, handed_on: bool) -> MasterFile | None:
         """The smallest idle file that fits, of equals the one used last; a much larger one only when no new one may
         be made."""
+        capacity = self._capacity(nbytes, handed_on)
         largest = capacity + capacity // 4 if self._has_room(capacity) else self.cap_bytes
         mine = [file for file in reversed(self._idle) if file.handed_on == handed_on]
         fitting = [file for file in mine if nbytes <= file.capacity <= largest]

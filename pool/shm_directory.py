@@ -1,8 +1,8 @@
 """The directory of shared-memory files: make, publish, unlink, give pages back.  `pool.segments` decides when.
 
 A file is made exclusively, mode 0600, with its space reserved, and is held by a shared flock as long as it exists:
-that lock says "its gateway lives" to a sweep, also across pid namespaces, and ends with the process.  Names are never
-used twice in one life.
+that lock says "its gateway lives" to a sweep, also across pid namespaces, and ends with the process and the pool
+processes that were lent the file.  Names are never used twice in one life.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _F_SETSIG = 10  # Linux; the module fcntl does not name it
 class MasterFile:
     """One file with its bytes at offset 0.  `fd` is open (and locked) as long as the name exists, then -1.
 
-    `handed_on`: for readers that hand the name on; nobody but the gateway opens it to write.  The store's notes:
+    `handed_on`: for readers that hand the name on.  The store's notes:
     `uses`, how many have it now; `is_spent`, never to be written for another request, because a use ended in doubt;
     `is_read`, a reader may still be at work.
     """
@@ -41,7 +41,8 @@ class MasterFile:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other descriptor of the file is open or mapped, in any process.
+        """Whether nobody else has opened the file and has it open or mapped still, in any process.  Pool processes that
+        were lent this descriptor (`pool.lending`) do not count.
 
         The kernel gives a write lease only then (fcntl(2)); where it gives none, the answer is no.  Whoever opens the
         file while the lease lasts, which is no time, makes the kernel send a signal: one that is ignored.
@@ -99,7 +100,8 @@ class ShmDirectory:
     def create(self, capacity: int, *, handed_on: bool) -> MasterFile:
         """A new file of `capacity` bytes; OSError (ENOSPC, EMFILE, ...) leaves nothing behind.
 
-        A `handed_on` one gets its pages when it is written: by a system call, which can say that there is no room.
+        A `handed_on` one gets its pages when it is first written: by a system call, which can say that there is no
+        room.
         """
         while True:
             name = f"{MASTER_PREFIX}{self.pid}-{next(self._masters)}"

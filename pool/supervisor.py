@@ -203,6 +203,8 @@ class Supervisor:
         for slot in self.row.slots:
             if slot.index != index:
                 slot.close()
+            else:
+                slot.lending.close_frontend_end()
 
     # -- the loop
 

@@ -67,10 +67,11 @@ class Figures:
 
 
 class DirectorySegment:
-    """A master file with published links beside it, as `pool.segments.Segment` keeps them."""
+    """A master file with published links beside it, as `pool.segment.Segment` keeps them."""
 
-    def __init__(self, store, buffers):
+    def __init__(self, store, buffers, *, is_handed_on=False):
         self._store = store
+        self.is_handed_on = is_handed_on
         self.master = store.directory / f"master-{next(store.numbers)}"
         self.master.write_bytes(b"".join(buffers))
         self._fd = os.open(self.master, os.O_RDONLY)
@@ -120,8 +121,7 @@ class DirectoryStore:
             raise self.write_error
         if not self.room:
             return None
-        segment = DirectorySegment(self, buffers)
-        segment.is_handed_on = handed_on
+        segment = DirectorySegment(self, buffers, is_handed_on=handed_on)
         self.segments.append(segment)
         return segment
 

@@ -126,7 +126,7 @@ async def test_media_arrive_in_the_form_of_the_engine(tmp_path, runtime):
 async def test_tokenspeed_gets_a_file_for_every_tensor(tmp_path):
     async with fleet(tmp_path, "tokenspeed", mode="shm", shm_min_bytes=64) as (bench, served):
         outlook = bench.dispatcher.outlook("qwen3-vl", [Modality.IMAGE])
-        assert not outlook.by_segment  # nothing is written before into a file that is used again
+        assert outlook.by_segment and outlook.apart
         request = pictures(outlook.form)
         for _ in range(3):
             await bench.events(request)

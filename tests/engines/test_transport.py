@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,29 @@ async def test_own_segment_is_published_not_copied_and_stays_the_callers(transpo
     assert mine.settled is None
     mine.settle(consumed=True)
     assert store.files == []
+
+
+@pytest.mark.parametrize("is_handed_on", [True, False])
+async def test_who_hands_names_on_takes_only_segments_that_may_be(transport, store, is_handed_on):
+    mine = DirectorySegment(store, tensor(1000).buffers, is_handed_on=is_handed_on)
+    sender = transport(shm_min_bytes=1)
+    keeper = Reader(runtime="tokenspeed", keeps_segments=True)
+    placement = await sender.place([out("a", 1000, segment=mine)], keeper)
+    assert [copy.is_handed_on for copy in store.segments] == ([] if is_handed_on else [True])
+    assert len(mine.names) == int(is_handed_on)
+    assert (store.directory / placement.handles["a"].name).read_bytes() == b"".join(tensor(1000).buffers)
+    await sender.end(placement, consumed=True)
+    mine.settle(consumed=True)
+    assert store.files == []
+
+
+@pytest.mark.parametrize(("mode", "ahead"), [("shm", True), ("inline", False), ("rdma", False)])
+async def test_nothing_is_written_ahead_where_slots_come_first(store, figures, mode, ahead):
+    settings = TransportSettings("smg:7", mode=mode, writable=True, namespace="boot:1")
+    sender = Transport(settings, store, figures, lane=SimpleNamespace())
+    keeper = Reader(runtime="tokenspeed", keeps_segments=True, pulls_tensors=True)
+    assert sender.writes_ahead(keeper) is ahead
+    assert sender.reads_segments(keeper) is (mode != "inline")
 
 
 async def test_own_segment_of_a_failed_attempt_can_be_published_again(transport, store):

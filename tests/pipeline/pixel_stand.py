@@ -15,17 +15,19 @@ from typing import Any, cast
 
 from engines.base import Form, Modality
 from engines.dispatch import Outlook
+from pipeline.asked import Look
 from pipeline.cache import PixelCache
 from pipeline.intake import Intake, Item
 from pipeline.jobs import Copied, Copy, Encode, Encoded, FileSink, Inspected, Job, SpanSink
 from pipeline.metrics import Metrics
 from pipeline.models.base import Hints, Measured
-from pipeline.pixels import Look, PixelMaker, Pixels
+from pipeline.pixels import PixelMaker, Pixels
 from pipeline.poolwork import PoolWork
 from pipeline.ticket import Ticket
 from pool.arena import Arena
 from pool.mapping import PAGE, Mapping
 from pool.pool import JobFailed
+from pool.segment import Segment
 from pool.segments import SegmentStore
 from pool.spans import Lease, Span
 
@@ -42,7 +44,7 @@ def content(job: Encode) -> bytes:
 
 
 class Running:
-    """A job with the pool; its files are opened when a process begins it."""
+    """A job with the pool; its files are borrowed when a process begins it."""
 
     def __init__(self, job: Job, unpins: list[Callable[[], None]]) -> None:
         self.job = job
@@ -51,7 +53,7 @@ class Running:
         self.files: dict[str, int] = {}
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def begin(self, directory: Path) -> None:
+    def begin(self, segments: SegmentStore) -> None:
         if self.is_begun:
             return
         self.is_begun = True
@@ -59,7 +61,8 @@ class Running:
         places += [self.job.source] if isinstance(self.job, Copy) else []
         for place in places:
             if isinstance(place, FileSink) and place.name not in self.files:
-                self.files[place.name] = os.open(directory / place.name, os.O_RDWR)
+                name = place.name
+                assert segments.lend(name, lambda fd, name=name: self.files.update({name: os.dup(fd)}))
 
 
 class FakePool:
@@ -67,9 +70,9 @@ class FakePool:
     by themselves while `is_quick`.
     """
 
-    def __init__(self, mapping: Mapping, directory: Path) -> None:
+    def __init__(self, mapping: Mapping, segments: SegmentStore) -> None:
         self._mapping = mapping
-        self._directory = directory
+        self._segments = segments
         self.is_quick = True
         self.begins_late: Callable[[], bool] = lambda: False
         self.running: list[Running] = []
@@ -79,7 +82,7 @@ class FakePool:
     async def submit(self, job: Job, *, deadline_s: float, leases: Sequence[Lease] = ()) -> Any:
         running = Running(job, [lease.pin() for lease in leases])
         if not self.begins_late():
-            running.begin(self._directory)
+            running.begin(self._segments)
         self.begun.append(job)
         self.running.append(running)
         if self.is_quick:
@@ -91,7 +94,7 @@ class FakePool:
         is_withdrawn = running.outcome.done()
         result = None
         if running.is_begun or not is_withdrawn:
-            running.begin(self._directory)
+            running.begin(self._segments)
             result = self._run(running)
         for unpin in running.unpins:
             unpin()
@@ -146,7 +149,7 @@ class Stand:
         self.outputs = Arena(mapping, INPUTS, arena_pages * PAGE, keep_bytes=arena_pages * PAGE)
         self.segments = SegmentStore(pid=os.getpid(), cap_bytes=shm_bytes, directory=str(directory))
         self.metrics = Metrics()
-        self.pool = FakePool(mapping, directory)
+        self.pool = FakePool(mapping, self.segments)
         work = PoolWork(cast(Any, self.pool), 60.0, self.metrics)
         self.cache = PixelCache(limit_pages * PAGE, shm_bytes // 2, self.outputs, self.segments, self.metrics)
         self.maker = PixelMaker(work, self.cache, self.metrics)
@@ -187,7 +190,8 @@ class Stand:
 class Request:
     """One request for the tensors of `pictures` (small numbers), of `pages` pages each.
 
-    `leave` is what the end of a request does; `result` what it got, with the bytes checked.
+    `leave` is what the end of a request does; `result` what it got, with the bytes checked; `publish` names it for an
+    engine.  `apart`: for one that hands names on.
     """
 
     def __init__(
@@ -196,12 +200,16 @@ class Request:
         pictures: Sequence[int],
         *,
         by_segment: bool = False,
+        apart: bool = False,
         pages: int = 2,
         model: int = 1,
         dtype: str = "float32",
         hints: Hints = PLAIN,
+        min_bytes: int = 1,
     ) -> None:
         self._stand = stand
+        self._apart = apart
+        self._copies: list[Segment] = []
         self.ticket = Ticket("id", "route")
         form = Form(dtype)
         whole = stand.inputs.try_reserve([1])
@@ -219,7 +227,7 @@ class Request:
             facts = Inspected(10, f"{picture:064x}", 16, 16, 1, 16, 16, "PNG")
             looks.append(Look(item, facts, measured))
             self.jobs.append(Encode(position, model, Modality.IMAGE, source, 10, hints, measured, form, ()))
-        outlook = Outlook(form, by_segment, 1, ())
+        outlook = Outlook(form, by_segment or apart, min_bytes, (), apart)
         served = cast(Any, SimpleNamespace(model="m", key=model))
         intake = Intake(tuple(look.item for look in looks), whole)
         self.task = asyncio.ensure_future(stand.maker.make(served, intake, tuple(looks), form, outlook, self.ticket))
@@ -235,6 +243,27 @@ class Request:
         if pixels.segment is not None:
             whole = b"".join(content(job) for job in self.jobs)
             assert bytes(pixels.segment.view()[: len(whole)]) == whole
+        for position, segment in pixels.apart.items():
+            assert bytes(segment.view()) == content(self.jobs[position]) and segment.is_handed_on
+
+    def publish(self, pixels: Pixels) -> list[tuple[str, bytes]]:
+        """Names an engine reads, and what it must find there: as `engines.transport`, which copies what is not written
+        into a segment yet that the engine takes.
+        """
+        if pixels.segment is not None:
+            return [(pixels.segment.publish(), b"".join(content(job) for job in self.jobs))]
+        if not self._apart:
+            return []
+        named = []
+        for job, (buffer,) in zip(self.jobs, pixels.buffers, strict=True):
+            segment = pixels.apart.get(job.item)
+            if segment is None:
+                segment = self._stand.segments.write([buffer], handed_on=True)
+                if segment is None:  # inline
+                    continue
+                self._copies.append(segment)
+            named.append((segment.publish(), content(job)))
+        return named
 
     async def leave(self, *, consumed: bool = True) -> None:
         """The end of the request, wherever it is."""
@@ -243,3 +272,5 @@ class Request:
             await asyncio.wait([self.task])
         self.ticket.media_consumed = consumed
         self.ticket.custody.close()
+        for copy in self._copies:
+            copy.settle(consumed=consumed)

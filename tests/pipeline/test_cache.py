@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import os
 import random
-from collections.abc import AsyncIterator, Coroutine
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,8 @@ async def served(stand: Stand, *pictures: int, **settings: object) -> None:
 
 async def consume(stand: Stand, request: Request) -> None:
     pixels = await request.result()
-    if pixels.segment is not None:
-        name = pixels.segment.publish()
+    for name, data in request.publish(pixels):
+        assert (stand.directory / name).read_bytes()[: len(data)] == data
         os.unlink(stand.directory / name)
     request.check(pixels)
     await request.leave()
@@ -398,12 +399,152 @@ async def test_no_segment_to_be_had_goes_inline_and_is_kept_there(tmp_path: Path
         assert stand.encoded == 1 and stand.cache.used_bytes == 2 * PAGE
 
 
+# -- for an engine that hands names on ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder of a file system whose files the kernel gives leases of."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+async def plain(shm: Path) -> AsyncIterator[Stand]:
+    """Without a cache."""
+    async with standing(shm, limit_pages=0) as one:
+        yield one
+
+
+async def in_files(stand: Stand, *pictures: int, **settings: object) -> dict[int, str]:
+    """A whole request: which of its items were written into a file, and into which one."""
+    request = stand.ask(*pictures, apart=True, **settings)
+    found = {position: segment.name for position, segment in (await request.result()).apart.items()}
+    await consume(stand, request)
+    return found
+
+
+async def test_new_files_are_copied_into_and_idle_ones_written(plain: Stand) -> None:
+    assert await in_files(plain, 1, 2) == {}
+    files = set(os.listdir(plain.directory))
+    assert {(plain.directory / name).stat().st_size for name in files} == {2 * PAGE}
+    assert set((await in_files(plain, 3, 4)).values()) == files
+    assert len(await in_files(plain, 5, 6, 7)) == 2  # there was no third
+    assert set((await in_files(plain, 1, 2, 3)).values()) == set(os.listdir(plain.directory)) > files
+    assert plain.outputs.used == 0 and plain.encoded == 10
+
+
+async def test_a_picture_that_stands_twice_is_one_file_with_two_names(plain: Stand) -> None:
+    await served(plain, 1, apart=True)
+    request = plain.ask(2, 2, apart=True)
+    pixels = await request.result()
+    assert pixels.apart[0] is not pixels.apart[1] and pixels.apart[0].name == pixels.apart[1].name
+    assert len({name for name, _ in request.publish(pixels)}) == 2 and plain.encoded == 2
+    await request.leave(consumed=False)
+    assert await in_files(plain, 3) == {}, "nobody read them"
+
+
+async def test_what_is_too_small_to_go_by_segment_is_in_spans(plain: Stand) -> None:
+    await served(plain, 1, apart=True)
+    assert await in_files(plain, 2, min_bytes=2 * PAGE + 1) == {}
+    assert len(await in_files(plain, 2, min_bytes=2 * PAGE)) == 1
+
+
+async def test_a_file_that_its_reader_keeps_is_not_written_again(plain: Stand) -> None:
+    await served(plain, 1, apart=True)
+    for picture in (2, 3):
+        request = plain.ask(picture, apart=True)
+        [(name, data)] = request.publish(await request.result())
+        kept = os.open(plain.directory / name, os.O_RDONLY)
+        os.unlink(plain.directory / name)
+        await request.leave()
+        assert await in_files(plain, 9) == {}
+        assert os.pread(kept, len(data) + 1, 0) == data
+        os.close(kept)
+        assert len(await in_files(plain, 8)) == 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_two_at_once_share_a_file(plain: Stand, is_late: bool) -> None:
+    await served(plain, 1, apart=True)
+    plain.pool.is_quick = False
+    plain.pool.begins_late = lambda: is_late
+    first = plain.ask(2, apart=True)
+    await until(lambda: plain.pool.running)
+    second = plain.ask(2, apart=True)
+    await turns()
+    await first.leave(consumed=False)
+    plain.pool.finish_all()
+    pixels = await second.result()
+    assert list(pixels.apart) == [0] and plain.encoded == 2
+    await consume(plain, second)
+
+
+async def test_spans_are_waited_for_beside_files(shm: Path) -> None:
+    async with standing(shm, limit_pages=0, arena_pages=4) as stand:
+        await served(stand, 1, apart=True)
+        full = stand.ask(7, 8)
+        await full.result()
+        waiting = stand.ask(2, 3, apart=True)
+        await turns()
+        assert not waiting.task.done() and len(stand.pool.begun) == 4, "what has a file is being made"
+        await full.leave()
+        assert list((await waiting.result()).apart) == [0]
+        await consume(stand, waiting)
+        cancelled = stand.ask(4, 5, 6, apart=True)
+        await cancelled.leave(consumed=False)
+
+
+async def test_kept_tensors_are_found_where_they_are(shm: Path) -> None:
+    async with standing(shm) as stand:
+        assert await in_files(stand, 1) == {}  # kept in a span, and a file is idle now
+        kept = await in_files(stand, 2)
+        for _ in range(2):
+            assert await in_files(stand, 2) == kept
+            assert await in_files(stand, 1) == {}
+            both = await in_files(stand, 1, 2)
+            assert both == {1: kept[0]}
+        assert stand.encoded == 2
+        stand.cache.close()
+        assert set((await in_files(stand, 3)).values()) <= set(os.listdir(shm))
+
+
+class Readers:
+    """They open names, unlink them, and keep some open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._kept: list[tuple[int, bytes]] = []
+
+    def read(self, named: list[tuple[str, bytes]], *, keep: bool) -> None:
+        for name, data in named:
+            fd = os.open(self._directory / name, os.O_RDONLY)
+            os.unlink(self._directory / name)
+            assert os.pread(fd, len(data), 0) == data
+            if keep:
+                self._kept.append((fd, data))
+            else:
+                os.close(fd)
+
+    def check(self) -> None:
+        assert all(os.pread(fd, len(data) + 1, 0) == data for fd, data in self._kept)
+
+    def close_oldest(self) -> None:
+        os.close(self._kept.pop(0)[0])
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_bytes_are_right_and_everything_comes_back(tmp_path: Path, seed: int) -> None:
-    """Requests come, wait, fail, leave at any moment; jobs end in any order; memory is scarce."""
+async def test_whatever_happens_bytes_are_right_and_everything_comes_back(shm: Path, seed: int) -> None:
+    """Requests come, wait, fail, leave at any moment; jobs end in any order; memory is scarce; engines that hand names
+    on keep files open.
+    """
     chance = random.Random(seed)
     sizes = {"arena_pages": 12, "limit_pages": chance.choice([0, 9, 40, 100]), "shm_bytes": 1 << 19}
-    async with standing(tmp_path, **sizes) as stand:
+    readers = Readers(shm)
+    async with standing(shm, **sizes) as stand:
         stand.pool.is_quick = False
         stand.pool.broken = {5}
         stand.pool.begins_late = lambda: chance.random() < 0.5
@@ -412,32 +553,37 @@ async def test_whatever_happens_bytes_are_right_and_everything_comes_back(tmp_pa
             step = chance.random()
             if step < 0.35 and len(open_requests) < 8:
                 pictures = [chance.randrange(6) for _ in range(chance.choice([1, 1, 1, 2, 3]))]
-                open_requests.append(
-                    stand.ask(*pictures, by_segment=chance.random() < 0.5, pages=chance.choice([1, 2]))
-                )
+                kind = chance.choice([{}, {"by_segment": True}, {"apart": True}, {"apart": True}])
+                open_requests.append(stand.ask(*pictures, **kind, pages=chance.choice([1, 2])))
             elif step < 0.75 and stand.pool.running:
                 stand.pool.finish(chance.choice(stand.pool.running))
             elif open_requests:
                 request = open_requests.pop(chance.randrange(len(open_requests)))
-                await end(request, consumed=chance.random() < 0.7, directory=tmp_path)
+                await end(request, readers, consumed=chance.random() < 0.7, keep=chance.random() < 0.3)
             await asyncio.sleep(0.001 if chance.random() < 0.1 else 0)
             for request in open_requests:
                 if request.task.done() and not request.task.cancelled() and not request.task.exception():
                     request.check(request.task.result())
+            readers.check()
+            if len(readers) > 4:
+                readers.close_oldest()
             assert stand.cache.used_bytes <= stand.cache.limit_bytes
             assert not (stand.outputs.waiting and stand.keeps_spans)
         stand.pool.is_quick = True
         stand.pool.finish_all()
         for request in open_requests:
-            await end(request, consumed=True, directory=tmp_path)
+            await end(request, readers, consumed=True, keep=False)
         await turns()
         stand.pool.finish_all()
         await turns()
         assert stand.outputs.used + stand.segments.bytes >= stand.cache.used_bytes
         assert stand.outputs.waiting == 0 and stand.inputs.used == 0
+    while readers:
+        readers.check()
+        readers.close_oldest()
 
 
-async def end(request: Request, *, consumed: bool, directory: Path) -> None:
+async def end(request: Request, readers: Readers, *, consumed: bool, keep: bool) -> None:
     """As an engine and a client would: read and unlinked, or not, or gone before there was anything."""
     task = request.task
     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
@@ -445,8 +591,9 @@ async def end(request: Request, *, consumed: bool, directory: Path) -> None:
             isinstance(error, GatewayError) and error.item is not None and request.jobs[error.item].source.offset == 5
         )
         consumed = False
-    elif task.done() and (segment := task.result().segment) is not None and consumed:
-        os.unlink(directory / segment.publish())
+    elif task.done() and consumed:
+        pixels = task.result()
+        readers.read(request.publish(pixels), keep=keep and pixels.segment is None)
     elif not task.done():
         consumed = False
     await request.leave(consumed=consumed)

@@ -25,6 +25,7 @@ from blockbuster import blockbuster_ctx
 from pool.link import FrontendLink
 from pool.notify import Notifier
 from pool.pool import Pool
+from pool.segments import SegmentStore
 from pool.supervisor import Supervisor
 from tests.pool.shop import Job, Said, Shop
 
@@ -32,11 +33,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class Scene:
-    """What a scenario has: the pool, the link, a folder of its own, and when it is asked to drain."""
+    """What a scenario has: the pool, the link, the files it may lend, a folder of its own, and when it is asked to
+    drain.
+    """
 
-    def __init__(self, link: FrontendLink, pool: Pool[Job, Said], folder: Path) -> None:
+    def __init__(self, link: FrontendLink, pool: Pool[Job, Said], segments: SegmentStore, folder: Path) -> None:
         self.link = link
         self.pool = pool
+        self.segments = segments
         self.folder = folder
         self.drained = asyncio.Event()
         self.settle: bool | None = None
@@ -87,9 +91,9 @@ def _in_session(session: int) -> set[int]:
     return found
 
 
-def aside(act: Callable[..., Any], *arguments: Any) -> Any:
+def aside(act: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Something the scenario does itself and that may block (looking into /proc, files)."""
-    return act(*arguments)
+    return act(*arguments, **options)
 
 
 Scenario = Callable[[Scene], Awaitable[None]]
@@ -184,14 +188,16 @@ def _main() -> int:
 
     async def serve(link: FrontendLink) -> int:
         pool = link.pool(overrun_grace_s=options.overrun_grace)
-        pool.start()
-        scene = Scene(link, pool, options.folder)
+        segments = SegmentStore(pid=os.getpid(), cap_bytes=64 << 20)
+        pool.start(segments.lend)
+        scene = Scene(link, pool, segments, options.folder)
         with blockbuster_ctx(scanned_modules=["pool"]) as blocker:
             for function in blocker.functions.values():
                 function.can_block_in("tests/pool/stage.py", "aside")
             async with asyncio.timeout(60):
                 await scenario(scene)
         await pool.close()
+        segments.close()
         link.close()
         assert link.inputs.used == link.outputs.used == 0, (link.inputs, link.outputs)
         return scene.code

@@ -1,8 +1,8 @@
 """The pool with real processes: every kind of job and ending, cancellation, files, configuration."""
 
 import asyncio
-import contextlib
 import os
+import signal
 import time
 from collections.abc import Awaitable
 from pathlib import Path
@@ -150,25 +150,54 @@ def test_nobody_waits_behind_a_long_job_while_others_idle(tmp_path: Path) -> Non
 
 
 async def files(scene: Scene) -> None:
-    name = f"mediagate-test-{os.getpid()}"
-    path = Path("/dev/shm") / name
-    try:
-        for value in (1, 2):
-            aside(path.write_bytes, bytes(8192))
-            await scene.pool.submit(FillFile(name, 8192, value), deadline_s=5)
-            assert aside(path.read_bytes) == bytes([value]) * 8192
-            error = await raised(scene.pool.submit(FillFile(name, 8193, value), deadline_s=5))
-            assert isinstance(error, JobCrashed) and error.kind == "OSError"
-            aside(path.unlink)
+    store = scene.segments
+    for value in (1, 2):
+        segment = aside(store.take, 8192)
+        assert segment is not None
+        await scene.pool.submit(FillFile(segment.name, 8192, value), deadline_s=5)
+        assert bytes(segment.view()) == bytes([value]) * 8192
+        error = await raised(scene.pool.submit(FillFile(segment.name, segment.capacity + 1, value), deadline_s=5))
+        assert isinstance(error, JobCrashed) and error.kind == "OSError"
+        aside(segment.settle, consumed=value == 1)
+    for name in (segment.name, "../etc/passwd", "mediagate-1-1"):
         error = await raised(scene.pool.submit(FillFile(name, 1, 1), deadline_s=5))
-        assert isinstance(error, JobCrashed) and error.kind == "FileNotFoundError"
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            aside(path.unlink)
+        assert isinstance(error, JobCrashed) and error.kind in ("FileNotFoundError", "OSError")
 
 
 def test_files(tmp_path: Path) -> None:
     play(files, tmp_path, "--processes=1")
+
+
+async def files_that_are_handed_on(scene: Scene) -> None:
+    """Pool processes keep them mapped and they are used again all the same, until a reader keeps one."""
+    await scene.up()
+    store, data = scene.segments, b"\1" * 10_000
+    first = aside(store.write, [data], handed_on=True)
+    aside(first.settle, consumed=True)
+    for value in range(2, 12):
+        segment = aside(store.take_idle, 10_000)
+        assert segment is not None and segment.name == first.name
+        jobs = [FillFile(segment.name, 10_000, value)] * 4  # more than one process takes part
+        await asyncio.gather(*(scene.pool.submit(job, deadline_s=5) for job in jobs))
+        path = Path("/dev/shm", aside(segment.publish))
+        assert aside(path.read_bytes) == bytes([value]) * 10_000
+        kept = aside(os.open, path, os.O_RDONLY)
+        aside(path.unlink)
+        if value < 11:
+            os.close(kept)
+        if value == 5:
+            for pid in scene.pids():
+                os.kill(pid, signal.SIGKILL)
+            await scene.until(lambda: scene.pool.statistics.deaths == 2)
+            await scene.up()
+        aside(segment.settle, consumed=True)
+    assert store.count == 0 and aside(store.take_idle, 10_000) is None
+    assert os.pread(kept, 10_001, 0) == bytes([11]) * 10_000
+    os.close(kept)
+
+
+def test_files_that_are_handed_on(tmp_path: Path) -> None:
+    play(files_that_are_handed_on, tmp_path)
 
 
 async def configuration(scene: Scene) -> None:

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pool.segments import Segment, SegmentError, SegmentStore, size_class
+from pool.segment import Segment, SegmentError
+from pool.segments import SegmentStore, size_class
 
 SHM = Path("/dev/shm")
 MIB = 1 << 20
@@ -147,6 +148,56 @@ def test_a_file_that_somebody_still_has_is_not_used_again(store: SegmentStore, h
     mapping.close()
     if how == "open":
         os.close(held)
+
+
+def test_idle_files_that_may_be_handed_on_are_for_pool_processes(store: SegmentStore) -> None:
+    """New ones are not: they have no pages yet."""
+    assert store.take_idle(70_000) is None
+    written(store, bytes(70_000)).settle(consumed=True)
+    assert store.take_idle(70_000) is None, "not as long as its tensor"
+    first = written(store, b"1" * 70_000, handed_on=True)
+    assert store.take_idle(70_000) is None, "in use"
+    first.settle(consumed=True)
+    assert store.take_idle(70_001) is None and store.take_idle(30_000) is None
+    again = store.take_idle(69_000)
+    assert again is not None and again.name == first.name and again.is_handed_on
+    assert os.stat(SHM / again.name).st_size == again.capacity == 69_000
+    assert os.stat(SHM / again.name).st_blocks * 512 >= 69_000
+    again.settle(consumed=True)
+
+
+def test_a_closed_store_has_no_idle_files() -> None:
+    store = SegmentStore(pid=os.getpid(), cap_bytes=MIB)
+    written(store, b"1" * 1000, handed_on=True).settle(consumed=True)
+    store.close()
+    assert store.take_idle(1000) is None
+
+
+@pytest.mark.parametrize("handed_on", [False, True])
+def test_what_is_lent_to_pool_processes_is_used_again(store: SegmentStore, handed_on: bool) -> None:
+    segment = written(store, b"1" * 70_000, handed_on=handed_on)
+    lent: list[int] = []
+    assert store.lend(segment.name, lambda fd: lent.append(os.dup(fd)))
+    assert not store.lend("mediagate-1-1", lent.append)
+    with mmap.mmap(lent.pop(), 70_000) as memory:
+        memory[:1] = b"2"
+        assert consume(segment.publish(), 70_000)[:2] == b"21"
+        segment.settle(consumed=True)
+        again = taken(store, 70_000, handed_on=handed_on)
+        assert again.name == segment.name
+    again.settle(consumed=False)
+    assert not store.lend(again.name, lent.append) and not lent
+
+
+def test_a_reader_that_was_handed_the_name_keeps_its_pages_however_other_uses_end(store: SegmentStore) -> None:
+    segment = written(store, b"1" * 70_000, handed_on=True)
+    other = segment.share()
+    path = SHM / segment.publish()
+    with path.open("rb") as kept:
+        path.unlink()
+        segment.settle(consumed=True)
+        other.settle(consumed=False)  # its request left before anything was sent
+        assert store.count == 0 and kept.read() == b"1" * 70_000
 
 
 def test_space_is_reserved_before_anybody_writes(store: SegmentStore) -> None:
@@ -342,12 +393,13 @@ def test_has_room_says_what_take_would_find() -> None:
         store.close()
 
 
-def test_a_settled_segment_refuses_everything(store: SegmentStore) -> None:
+def test_a_settled_segment_refuses_every_use(store: SegmentStore) -> None:
     segment = written(store, b"x")
     segment.settle(consumed=True)
-    for use in (segment.publish, segment.withdraw, segment.view, lambda: segment.settle(consumed=True)):
+    for use in (segment.publish, segment.view, lambda: segment.settle(consumed=True)):
         with pytest.raises(SegmentError):
             use()
+    segment.withdraw()  # an attempt may end after its tensors were given back: there is nothing left to take away
 
 
 def test_nothing_and_less_is_a_fault(store: SegmentStore) -> None:
@@ -605,21 +657,29 @@ REQUEST = st.fixed_dictionaries(
 @given(requests=st.lists(REQUEST, min_size=2, max_size=12))
 def test_a_segment_handed_out_is_nobody_elses(requests: list[dict[str, Any]]) -> None:
     """No published name of a segment handed out exists; a reader that no answer has ended sees its own bytes, and one
-    that may have handed the name on does so as long as it has the file open.
+    that may have handed the name on does so as long as it has the file open.  Files that pool processes keep mapped are
+    written through their mapping.
     """
     store = SegmentStore(pid=os.getpid(), cap_bytes=2 * MIB, keep_bytes=MIB)
     readers: list[Reader] = []
     running: list[tuple[int, Segment, dict[str, Any], list[Reader]]] = []
+    mapped: dict[str, mmap.mmap] = {}
+
+    def write(segment: Segment, mark: bytes) -> None:
+        if segment.name not in mapped:
+            store.lend(segment.name, lambda fd: mapped.update({segment.name: mmap.mmap(fd, segment.capacity)}))
+        mapped[segment.name][: len(mark)] = mark
 
     def begin(turn: int, request: dict[str, Any]) -> None:
-        segment = store.take(request["nbytes"], handed_on=request["handed_on"])
+        segment = store.take_idle(request["nbytes"]) if request["handed_on"] else None
+        if segment is None:
+            segment = store.take(request["nbytes"], handed_on=request["handed_on"])
         if segment is None:
             return
         assert os.stat(SHM / segment.name).st_nlink == 1, "a published name of it still exists"
         assert all(segment.name != other.name for _, other, _, _ in running)
         mark = os.urandom(8)
-        with open(SHM / segment.name, "r+b") as master:
-            master.write(mark)
+        write(segment, mark)
         mine = []
         for number, kind in enumerate(request["attempts"]):
             if number:
