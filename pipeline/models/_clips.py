@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from engines.base import ITEM_BYTES, Form, Layout, Modality
-from pipeline.models._qwen_vl import Cell, QwenSettings, QwenVision
+from pipeline.models._qwen_vl import Cell, QwenSettings, QwenVision, areas
 from pipeline.models._sampling import clamped, seconds_of, spread_to_nearest
-from pipeline.models._values import normalisation, number, resample, section, whole
+from pipeline.models._values import number, whole
 from pipeline.models.base import (
     BundleConfig,
-    FamilyError,
     Hints,
     Measured,
     MediaError,
@@ -30,25 +29,16 @@ from pipeline.models.base import (
     Source,
     Vocabulary,
 )
-from pipeline.transforms import BICUBIC, BILINEAR, Normalisation, patchify, smart_resize
-
-_FILTERS = {BICUBIC: "bicubic", BILINEAR: "bilinear"}
+from pipeline.transforms import patchify, smart_resize
 
 
-class ClipSettings(msgspec.Struct, frozen=True):
+class ClipSettings(QwenSettings, frozen=True, kw_only=True):
     """The video processor's configuration as far as pixels depend on it.
 
     What the pixel bounds count is the family's: a frame, or the whole clip.  `rate`: frames a second that are used, at
     least `least` and at most `most`.
     """
 
-    patch: int
-    merge: int
-    temporal: int
-    min_pixels: int
-    max_pixels: int
-    resample: int
-    normalisation: Normalisation
     rate: float
     least: int
     most: int
@@ -91,20 +81,9 @@ class QwenClips(QwenVision):
     def clip_settings(self, bundle: BundleConfig) -> ClipSettings:
         """Raises FamilyError."""
         values = bundle.video
-        cell = self.cell(values)
-        low, high = self.clip_bounds(values, cell)
-        if cell.patch % 2:
-            raise FamilyError(f"patch_size {cell.patch} is odd: {self.name} cannot lay out such patches")
-        if low > high:
-            raise FamilyError(f"min_pixels {low} of clips is above max_pixels {high}")
+        cells = self.cell_settings(values, self.clip_bounds(values, self.cell(values)), " of clips")
         return ClipSettings(
-            patch=cell.patch,
-            merge=cell.merge,
-            temporal=cell.temporal,
-            min_pixels=low,
-            max_pixels=high,
-            resample=resample(values, BICUBIC, _FILTERS),
-            normalisation=normalisation(values, self.mean, self.std),
+            **msgspec.structs.asdict(cells),
             rate=number(values, "fps") or self.clip_rate,
             least=whole(values, ("min_frames",), self.least_frames),
             most=whole(values, ("max_frames",), self.most_frames),
@@ -112,10 +91,7 @@ class QwenClips(QwenVision):
 
     def clip_bounds(self, values: Mapping[str, Any], cell: Cell) -> tuple[int, int]:
         """As `bounds`, for clips.  `values`: the video processor's configuration."""
-        size = section(values, "size")
-        low = whole(size, ("shortest_edge", "min_pixels"), self.clip_min_pixels)
-        high = whole(size, ("longest_edge", "max_pixels"), self.clip_max_pixels)
-        return whole(values, ("min_pixels",), low), whole(values, ("max_pixels",), high)
+        return areas(values, self.clip_min_pixels, self.clip_max_pixels)
 
     def with_most_frames(self, settings: Any, most: int) -> Any:
         if settings.clip is None:

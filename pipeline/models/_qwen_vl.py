@@ -54,6 +54,14 @@ class QwenSettings(msgspec.Struct, frozen=True):
     normalisation: Normalisation
 
 
+def areas(values: Mapping[str, Any], least: int, most: int) -> tuple[int, int]:
+    """The pixel bounds a configuration states, `least` and `most` where it is silent."""
+    size = section(values, "size")
+    low = whole(size, ("shortest_edge", "min_pixels"), least)
+    high = whole(size, ("longest_edge", "max_pixels"), most)
+    return whole(values, ("min_pixels",), low), whole(values, ("max_pixels",), high)
+
+
 class QwenVision(Family):
     """Pictures of the Qwen vision families."""
 
@@ -76,14 +84,18 @@ class QwenVision(Family):
 
     def settings(self, bundle: BundleConfig) -> QwenSettings:
         values = bundle.preprocessor
-        cell = self.cell(values)
-        low, high = self.bounds(values, cell)
+        found = self.cell_settings(values, self.bounds(values, self.cell(values)))
+        if values.get("do_resize") is False:
+            raise FamilyError(f"do_resize false is not supported: {self.name} needs sides in multiples of its cells")
+        return found
+
+    def cell_settings(self, values: Mapping[str, Any], bounds: tuple[int, int], whose: str = "") -> QwenSettings:
+        """What pictures and clips have in common, each of their own configuration.  Raises FamilyError."""
+        cell, (low, high) = self.cell(values), bounds
         if cell.patch % 2:
             raise FamilyError(f"patch_size {cell.patch} is odd: {self.name} cannot lay out such patches")
         if low > high:
-            raise FamilyError(f"min_pixels {low} is above max_pixels {high}")
-        if values.get("do_resize") is False:
-            raise FamilyError(f"do_resize false is not supported: {self.name} needs sides in multiples of its cells")
+            raise FamilyError(f"min_pixels {low}{whose} is above max_pixels {high}")
         return QwenSettings(
             patch=cell.patch,
             merge=cell.merge,
@@ -104,10 +116,7 @@ class QwenVision(Family):
 
     def bounds(self, values: Mapping[str, Any], cell: Cell) -> tuple[int, int]:
         """The least and the largest area.  `size` that is no mapping (MiniMax has a list) says nothing."""
-        size = section(values, "size")
-        low = whole(size, ("shortest_edge", "min_pixels"), self.min_pixels)
-        high = whole(size, ("longest_edge", "max_pixels"), self.max_pixels)
-        return whole(values, ("min_pixels",), low), whole(values, ("max_pixels",), high)
+        return areas(values, self.min_pixels, self.max_pixels)
 
     def anchor(self, bundle: BundleConfig, vocabulary: Vocabulary, modality: Modality) -> Anchor:
         token_id = self.feature_token(bundle, vocabulary, modality)
