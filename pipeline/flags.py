@@ -77,8 +77,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
         found["workers.retry_attempts"] = 1
     config = resolve({one.key: found[one.key] for one in DECLARED if one.key in found}, environ)
     if found["check_config"]:
-        lines = [*config.listing(), *(f"warning: {line}" for line in config.warnings)]
-        return Invocation("check_config", config, text="\n".join(lines) + "\n")
+        return Invocation("check_config", config, text=config.checked())
     return Invocation("demo" if found["demo"] else "run", config, once=found["once"])
 
 

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
 from typing import Any
@@ -31,6 +30,7 @@ from pipeline.counting import TokenCounter
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
 from pipeline.fleet import backend_word, dispatch_settings, registry_settings, tls_of_workers, worker_specs
+from pipeline.gauges import StationGauges, watch_lag
 from pipeline.httpurl import host_and_port
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
@@ -53,7 +53,6 @@ from pool.segments import SegmentStore
 
 _log = logging.getLogger("mediagate.frontend")
 
-LAG_PERIOD_S = 0.1
 READ_AHEAD = 16 << 10  # of a connection whose request has no room yet (`protocols.http` gives it a large buffer then)
 CUT_WAIT_S = 0.5  # for what a cut request gives back
 
@@ -77,7 +76,6 @@ class Frontend:
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
         self._settle = False
-        self._restarts_told: Counter[str] = Counter()
         self._closing = contextlib.AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -119,7 +117,8 @@ class Frontend:
         backlog = Backlog(config.media.unread_bytes_per_worker or None)
         policy = self._media_policy()
         receiver = Receiver(config, self._open_fetcher(policy), link.inputs, bodies)
-        self._cache = self._open_cache()
+        cache = self._open_cache()
+        self._gauges = StationGauges(metrics, pool, link.inputs, link.outputs, cache)
         work = PoolWork(
             pool,
             config.pool.job_timeout_s,
@@ -129,7 +128,7 @@ class Frontend:
         )
         encoder = Encoder(
             work,
-            PixelMaker(work, self._cache, metrics),
+            PixelMaker(work, cache, metrics),
             self._inflight,
             receiver,
             metrics,
@@ -163,7 +162,7 @@ class Frontend:
         counter = TokenCounter(self._registry, receiver, encoder)
         workers = WorkerRoutes(self._registry, bodies)
         sites = await self._listen(all_routes(stations, admin, workers, counter))
-        self._start(self._watch_lag())
+        self._start(watch_lag(metrics))
         for spec in worker_specs(config):
             try:
                 await self._registry.add(spec)
@@ -328,27 +327,11 @@ class Frontend:
         task.add_done_callback(self._tasks.discard)
         self._closing.callback(task.cancel)
 
-    async def _watch_lag(self) -> None:
-        """A timer that measures its own lateness: the figure that shows whether anything blocks the loop."""
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(LAG_PERIOD_S)
-            self._metrics.loop_lag(max(0.0, time.perf_counter() - begun - LAG_PERIOD_S))
-
     def _refresh_gauges(self) -> None:
-        """At every scrape: what is read is true now."""
-        pool, metrics = self._pool, self._metrics
+        """At every scrape."""
         for worker in self._registry.workers:
-            metrics.breaker_state(worker.url, worker.breaker.state.value)
-        metrics.pool(pool.busy, pool.queued, pool.processes_alive)
-        counts = pool.statistics
-        for reason, total in (("renewed", counts.retired), ("died", counts.deaths - counts.retired)):
-            for _ in range(total - self._restarts_told[reason]):
-                metrics.pool_restarted(reason)
-            self._restarts_told[reason] = total
-        for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
-            metrics.ring(name, arena.used, arena.size)
-        metrics.pixel_cache(self._cache.used_bytes, self._cache.limit_bytes, len(self._cache))
+            self._metrics.breaker_state(worker.url, worker.breaker.state.value)
+        self._gauges.refresh()
 
     # -- the end
 

@@ -219,6 +219,10 @@ class Resolved(msgspec.Struct, frozen=True):
         """Every setting with its source, one a line."""
         return [f"{one.title} = {self.shown(one)} ({self._source(one)})" for one in self.declared()]
 
+    def checked(self) -> str:
+        """What --check-config prints: every setting, then what is warned of."""
+        return "\n".join([*self.listing(), *(f"warning: {line}" for line in self.warnings)]) + "\n"
+
     def summary(self) -> str:
         """What somebody has set, in one line, and where."""
         given = [one for one in self.declared() if self._source(one) not in ("default", "fixed")]

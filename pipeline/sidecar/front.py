@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from pipeline.catalog import pool_configuration, with_family
 from pipeline.config import EXIT_CONFIG, EXIT_OK, EXIT_PORT_TAKEN, ConfigError
 from pipeline.encode import Encoder
 from pipeline.fetch_once import SharingFetcher
+from pipeline.gauges import StationGauges, watch_lag
 from pipeline.httpurl import host_and_port
 from pipeline.intake import Receiver
 from pipeline.jobs import Job, Result
@@ -51,7 +50,6 @@ from pool.segments import SegmentStore
 _log = logging.getLogger("mediagate.sidecar")
 
 MODEL_KEY = 1  # the one model pool processes are told of
-LAG_PERIOD_S = 0.1
 FETCH_WAIT_S = 10.0
 
 
@@ -73,7 +71,6 @@ class SidecarFront:
         self._metrics = Metrics()
         self._draining = asyncio.Event()
         self._quitting = asyncio.Event()
-        self._restarts_told: Counter[str] = Counter()
         self._closing = contextlib.AsyncExitStack()
 
     async def live(self) -> int:
@@ -121,7 +118,7 @@ class SidecarFront:
             settings_source=_settings_source(config.sources),
         )
         await self._listen()
-        lag = asyncio.create_task(self._watch_lag())
+        lag = asyncio.create_task(watch_lag(self._metrics))
         self._closing.callback(lag.cancel)
         self._service.start()
         text = (
@@ -142,9 +139,11 @@ class SidecarFront:
         pool_work = PoolWork(
             self._pool, config.pool.job_timeout_s, metrics, clip_deadline_s=config.media.video_timeout_s
         )
+        cache = self._open_cache()
+        self._gauges = StationGauges(metrics, self._pool, self._link.inputs, self._link.outputs, cache)
         encoder = Encoder(
             pool_work,
-            PixelMaker(pool_work, self._open_cache(), metrics),
+            PixelMaker(pool_work, cache, metrics),
             InflightMedia(None, 0.0, metrics.rejected, lambda gate: None),
             receiver,
             metrics,
@@ -157,9 +156,9 @@ class SidecarFront:
         segments = SegmentStore(pid=os.getpid(), cap_bytes=0)
         self._closing.callback(segments.close)
         limit = self._config.media.pixel_cache_mb << 20
-        self._cache = PixelCache(limit, 0, self._link.outputs, segments, self._metrics)
-        self._closing.callback(self._cache.close)
-        return self._cache
+        cache = PixelCache(limit, 0, self._link.outputs, segments, self._metrics)
+        self._closing.callback(cache.close)
+        return cache
 
     def _open_fetcher(self) -> SharingFetcher:
         media, watch = self._config.media, self._config.watch
@@ -214,26 +213,9 @@ class SidecarFront:
         return None if self._service.is_connected else "no Redis"
 
     async def _scrape(self, request: web.Request) -> web.Response:
-        """Gauges are read now."""
-        pool, metrics = self._pool, self._metrics
-        metrics.pool(pool.busy, pool.queued, pool.processes_alive)
-        counts = pool.statistics
-        for reason, total in (("renewed", counts.retired), ("died", counts.deaths - counts.retired)):
-            for _ in range(total - self._restarts_told[reason]):
-                metrics.pool_restarted(reason)
-            self._restarts_told[reason] = total
-        for name, arena in (("inputs", self._link.inputs), ("outputs", self._link.outputs)):
-            metrics.ring(name, arena.used, arena.size)
-        metrics.pixel_cache(self._cache.used_bytes, self._cache.limit_bytes, len(self._cache))
-        content_type, body = metrics.render()
+        self._gauges.refresh()
+        content_type, body = self._metrics.render()
         return web.Response(body=body, headers={"Content-Type": content_type})
-
-    async def _watch_lag(self) -> None:
-        """A timer that measures its own lateness."""
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(LAG_PERIOD_S)
-            self._metrics.loop_lag(max(0.0, time.perf_counter() - begun - LAG_PERIOD_S))
 
 
 async def _well(request: web.Request) -> web.Response:

@@ -110,8 +110,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> SidecarInvocation:
         raise ConfigError(f"Configuration error: {flag}: {REFUSED[flag]}")
     config = resolve({one.key: found[one.key] for one in DECLARED if one.key in found}, environ)
     if found["check_config"]:
-        lines = [*config.listing(), *(f"warning: {line}" for line in config.warnings)]
-        return SidecarInvocation("check_config", config, text="\n".join(lines) + "\n")
+        return SidecarInvocation("check_config", config, text=config.checked())
     return SidecarInvocation("run", config)
 
 
