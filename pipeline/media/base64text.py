@@ -111,9 +111,12 @@ def _has_equal_lines(body: bytes) -> bool:
     length = first.start()
     if length % 4:
         return False
-    # possessive (*+): a text of many short lines must not fill a backtracking stack
-    lines = rb"(?:[^\t\n\v\f\r ]{%d}[\t\n\v\f\r ]+)*+[^\t\n\v\f\r ]{1,%d}" % (length, length)
-    return re.fullmatch(lines, body) is not None
+    # some at a time: a text of many short lines must not fill a backtracking stack
+    lines = re.compile(rb"(?:[^\t\n\v\f\r ]{%d}[\t\n\v\f\r ]+){1,1000}" % length)
+    end = 0
+    while found := lines.match(body, end):
+        end = found.end()
+    return re.compile(rb"[^\t\n\v\f\r ]{1,%d}" % length).fullmatch(body, end) is not None
 
 
 def _check_left_over_bits(data: bytes) -> None:

@@ -81,8 +81,8 @@ def test_kinds() -> None:
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
 def test_nothing_that_is_not_global_is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     if kind_of(address) is None:
-        mapped = getattr(address, "ipv4_mapped", None)
-        assert (mapped or address).is_global and not address.is_multicast and not address.is_loopback
+        carried = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
+        assert (carried or address).is_global and not address.is_multicast and not address.is_loopback
 
 
 @given(st.ip_addresses(v=4), st.sampled_from(["::ffff:{}", "64:ff9b::{}"]))
