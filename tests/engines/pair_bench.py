@@ -81,6 +81,21 @@ class PairBench:
         self.transport.close()
 
 
+def after_prefill(engines, answer):
+    """A decode engine's `answer`, once a prefill engine has the request: before, it would have nothing to go on."""
+
+    async def action(engine, request, context):
+        def is_there():
+            return any(one.request_id == request.request_id for prefill in engines for one in prefill.received)
+
+        if engine.runtime != "vllm":
+            await until(is_there)
+        async for reply in answer(engine, request, context):
+            yield reply
+
+    return action
+
+
 @asynccontextmanager
 async def pairs(directory, runtime, *, prefill=1, decode=1, labels=None, decode_labels=None, port=None, **options):
     """The bench, its prefill engines and its decode engines; in the end nothing of them may be left."""
@@ -94,6 +109,8 @@ async def pairs(directory, runtime, *, prefill=1, decode=1, labels=None, decode_
                 spec = {"bootstrap_port": port} if role == "prefill" and port else {}
                 await bench.add(served, role, labels=told or {}, **spec)
                 made[role].append(served)
+        for served in made["decode"]:
+            served.otherwise = after_prefill(made["prefill"], served.otherwise)
         try:
             yield bench, made["prefill"], made["decode"]
         finally:
