@@ -3,7 +3,8 @@
 Over `tokenizers` (the library behind transformers' fast tokenizers), so ids are the engine's own.  Special tokens
 written in the text are parsed, none is added: chat templates write theirs themselves, and the recorded prompts show
 nothing else.  `encode` of the library keeps the interpreter lock, its `encode_batch_fast` does not (0.23, measured:
-gaps of 6 ms instead of 600 ms for 2 MB), so long texts go through the latter in a thread.
+gaps of 6 ms instead of 600 ms for 2 MB), so long texts go through the latter in a thread.  What was encoded before is
+not encoded again (`pipeline.pieces`).
 TOKENIZERS_PARALLELISM=false belongs in the environment before the first import (`gateway.py`); without it the library
 starts threads of its own.
 """
@@ -18,6 +19,7 @@ from tokenizers.decoders import ByteLevel
 
 from pipeline.detokenize import ByteStream, ByteTable, DecodeStream, WindowStream
 from pipeline.errors import GatewayError
+from pipeline.pieces import Pieces, cut_of
 
 THREAD_CHARACTERS = 8192  # about 3 ms of encoding
 LONG_CHARACTERS = 1 << 18  # from here on few at a time, for their memory
@@ -41,6 +43,8 @@ class Tokenizer:
         self._bytes = ByteTable(self.token_of) if isinstance(library.decoder, ByteLevel) else None
         self._falls_back_to_bytes = self._bytes is None and _has_byte_fallback(library)
         self._context = None if self._bytes is not None else _context_token(library, self.special_ids)
+        cut = cut_of(library)
+        self._pieces = None if cut is None else Pieces(cut, self._encode)
 
     async def encode(self, text: str, *, most: int | None = None) -> list[int]:
         """Ids of `text`; a long one is encoded in a thread.  Raises `process_messages_failed` for text that is not
@@ -76,8 +80,10 @@ class Tokenizer:
         """As `encode`, in the calling thread."""
         if not text.isascii():
             _refuse_surrogates(text)
-        ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        return self._encode([text])[0] if self._pieces is None else self._pieces.ids(text)
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoded.ids for encoded in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def id_of(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, added tokens included."""
