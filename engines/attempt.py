@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.base import EngineError, EngineRequest, Event, Observer
 from engines.breaker import Trial
-from engines.engine import Engine, Replies
+from engines.engine import Engine
 from engines.scatter import Drain
 from engines.transport import Placement, Transport
 from engines.worker import Worker
@@ -157,19 +157,12 @@ class Attempt:
                     await asyncio.sleep(0)
                 event = replies.event(message)
                 if replies.all_finished:
-                    self._ends_well()
+                    self._ends_well(stream)
                 if not self._has_answered:
                     self._engine_has_all(placement)
-                try:
-                    yield event
-                except GeneratorExit:
-                    if self._is_regular:  # the consumer has all it wants: the call still ends as the engine ends it
-                        with suppress(EngineError):
-                            await self._last_word(stream, replies)
-                    raise
+                yield event
                 self._has_read = True
                 if self._is_regular:
-                    await self._last_word(stream, replies)
                     return
                 message = await self._next(stream)
         replies.end()
@@ -241,24 +234,15 @@ class Attempt:
         if placement.copied and self._has_read:
             self._around.in_background(self._around.transport.end(placement, consumed=True))
 
-    def _ends_well(self) -> None:
+    def _ends_well(self, stream: "Stream[Any]") -> None:
+        """A status after the last choice's end changes nothing any more."""
         self._is_regular = True
+        stream.linger(LAST_WORD_S, self._ended_oddly)
         self._trial.finished()
         self._around.observer.breaker_outcome(self._worker.url, failed=False)
 
-    async def _last_word(self, stream: "Stream[Any]", replies: Replies) -> None:
-        """Let the engine end the call; a status after the last choice's end changes nothing any more."""
-        try:
-            if stream.is_complete:
-                message = await self._next(stream)
-            else:
-                async with asyncio.timeout(LAST_WORD_S):
-                    message = await self._next(stream)
-        except (TimeoutError, EngineError) as error:
-            log.info("worker %s: %s after its answer was complete", self._worker.url, error or "silence")
-            return
-        if message is not None:
-            replies.event(message)  # raises: nothing has a place here
+    def _ended_oddly(self, how: str) -> None:
+        log.info("worker %s: %s after its answer was complete", self._worker.url, how)
 
     def _abort_if_dropped(self, client: Engine) -> None:
         is_dropped = not self._is_ended or self._has_answered

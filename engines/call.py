@@ -14,7 +14,7 @@ translates them.
 import asyncio
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from grpclib.const import Status
@@ -47,12 +47,15 @@ _NOT_200 = {
 """gRPC's own table for answers that never reached a gRPC server."""
 
 
+OnLeft = Callable[[Exception | None], None]
+
+
 class Unreadable(Exception):
     """An answer that is no gRPC: too long, compressed, cut short, without a status that can be read."""
 
 
 class Call:
-    """`send` once, then `reply` until it gives None, then `close`, which may come at any moment.
+    """`send` once, then `reply` until it gives None, then `close`, which may come at any moment, or `linger`.
 
     `headers`, `trailers`: what the engine said before and behind its replies; None until it came.
     """
@@ -72,6 +75,8 @@ class Call:
         self._unacknowledged = 0
         self._is_ended = False
         self._error: Exception | None = None
+        self._on_left: OnLeft | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------ out
 
@@ -126,11 +131,6 @@ class Call:
             feeder.remove(outgoing)
             self._outgoing = None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the engine has said its last word; what it said may still have to be read."""
-        return self._is_ended
-
     # ------------------------------------------------------------ in, told by the connection
 
     def opened(self, headers: frames.Headers) -> None:
@@ -173,8 +173,11 @@ class Call:
     __terminated__ = terminate  # grpclib's name
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            if not self._waiter.done():
+                self._waiter.set_result(None)
+        elif self._on_left is not None:
+            asyncio.get_running_loop().call_soon(self._leave)  # not while the connection reads
 
     # ------------------------------------------------------------ in, taken by the reader
 
@@ -249,6 +252,39 @@ class Call:
         protocol.processor.leave(self)
         if self._unacknowledged and not protocol.connection.is_closing():
             frames.acknowledge(protocol.connection, self.id, self._unacknowledged)
+
+    def linger(self, limit_s: float, on_left: "OnLeft") -> None:
+        """Instead of `close`, behind the last reply that is wanted: the engine gets `limit_s` to end the call as it
+        likes, and nobody waits for it.  `on_left` is called then, with what was odd about its last word.
+        """
+        self._on_left = on_left
+        if self._is_ended or self._error is not None or self._rest:
+            self._leave()
+        else:
+            self._patience = asyncio.get_running_loop().call_later(limit_s, self._leave)
+
+    def _leave(self) -> None:
+        on_left, self._on_left = self._on_left, None
+        if on_left is None:
+            return
+        if self._patience is not None:
+            self._patience.cancel()
+        odd = self._last_word()
+        self.close()
+        on_left(odd)
+
+    def _last_word(self) -> Exception | None:
+        if self._error is not None:
+            return self._error
+        if self._rest:
+            return Unreadable("more than was to come")
+        if not self._is_ended:
+            return StreamTerminatedError("silence")
+        try:
+            self._check_end()
+        except (Unreadable, GRPCError) as error:
+            return error
+        return None
 
     def settle(self, drain: Drain) -> None:
         """Set `drain`, at once or when what the socket still holds has gone; `close` comes behind this."""

@@ -108,11 +108,6 @@ class Stream(Generic[Reply]):
         self._worker = worker
         self._call: Call | None = Call(channel, path, tuple(metadata.items()) if metadata else ())
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the engine's last word is here: nothing more has to be waited for."""
-        return self._call is None or self._call.is_complete
-
     async def __aenter__(self) -> Self:
         call, parts = cast(Call, self._call), self._parts
         self._parts = ()
@@ -156,6 +151,20 @@ class Stream(Generic[Reply]):
     ) -> None:
         self._end()
 
+    def linger(self, limit_s: float, on_odd: Callable[[str], None]) -> None:
+        """No reply is wanted any more: the engine may end the call as it likes, within `limit_s`, while nobody waits.
+        `on_odd` is told when that was not with a good status.
+        """
+        call = self._let_go()
+        if call is None:
+            return
+
+        def left(error: Exception | None) -> None:
+            if error is not None:
+                on_odd((translate(error) or ("", str(error)))[1])
+
+        call.linger(limit_s, left)
+
     def _fail(self, error: BaseException) -> NoReturn:
         """End the call and raise what `error` means."""
         call = self._call
@@ -169,11 +178,16 @@ class Stream(Generic[Reply]):
 
     def _end(self) -> None:
         """Reset the stream unless it is over.  Never waits; harmless when repeated."""
+        call = self._let_go()
+        if call is not None:
+            call.close()
+
+    def _let_go(self) -> Call | None:
         call, self._call = self._call, None
         if call is not None:
             self.is_undelivered = not call.id
             call.settle(self.sent)
-            call.close()
+        return call
 
 
 def translate(error: BaseException) -> tuple[str, str] | None:

@@ -155,15 +155,51 @@ async def test_inline_tensors_arrive(make_bench):
         assert bench.free == [True]
 
 
-async def test_answer_is_complete_although_the_call_does_not_end(make_bench, monkeypatch):
-    monkeypatch.setattr("engines.attempt.LAST_WORD_S", 0.05)
+@pytest.mark.parametrize(
+    ("messages", "then", "told", "is_reset"),
+    [
+        ([], "hang", "silence", True),
+        ([], "INTERNAL", "in mid-stream", False),
+        ([chunk([12])], "hang", "the worker's answer cannot be read: more than was to come", True),
+        ([], None, None, False),
+    ],
+    ids=["hangs", "fails", "says more", "ends"],
+)
+async def test_a_complete_answer_stays_whatever_the_engine_says_behind_it(
+    make_bench, monkeypatch, caplog, messages, then, told, is_reset
+):
+    caplog.set_level("INFO", "engines.attempt")
+    monkeypatch.setattr("engines.attempt.LAST_WORD_S", 0.1)
     async with make_bench() as bench, engine() as served:
         await bench.add(served)
-        for then in ("hang", "INTERNAL"):
-            served.script = [sends(complete([11]), then=then)]
-            assert [event.finish_reason for event in await bench.events(text())] == ["stop"]
-        await until(lambda: len(served.cancelled) == 1)
-        assert served.aborted == []
+        served.script = [sends(complete([11]), *messages, then=then)]
+        assert [event.finish_reason for event in await bench.events(text())] == ["stop"]
+        worker = bench.registry.workers[0]
+        await until(lambda: not calls_of(worker))
+        await until(lambda: len(served.cancelled) == is_reset)
+        assert served.aborted == [] and len(await bench.events(text())) == 4  # the connection is as it was
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines == ([f"worker {served.url}: {told} after its answer was complete"] if told else [])
+
+
+async def test_a_connection_that_goes_takes_calls_along_that_were_left_to_end(make_bench, caplog):
+    caplog.set_level("INFO", "engines.attempt")
+    async with make_bench() as bench, engine() as served:
+        await bench.add(served)
+        served.otherwise = sends(complete([11]), then="hang")
+        for _ in range(3):
+            assert len(await bench.events(text())) == 1
+        worker = bench.registry.workers[0]
+        assert len(calls_of(worker)) == 3
+        await served.stop()
+        await until(lambda: caplog.text.count("after its answer was complete") == 3)
+        assert not calls_of(worker)
+
+
+def calls_of(worker):
+    """Calls that the worker's sending connections still know."""
+    senders = [channel for channel in worker.client._channels._senders if channel.is_connected]
+    return [call for channel in senders for call in channel._protocol.processor.calls.values()]
 
 
 # ---------------------------------------------------------------- attempts
@@ -622,13 +658,12 @@ async def test_an_abort_that_fails_is_only_logged(make_bench, caplog):
         ([chunk([11])], "INTERNAL", "INTERNAL"),
         ([chunk([11])], None, "INTERNAL"),
         ([chunk([11]), chunk([12], index=3)], "hang", "INTERNAL"),
-        ([complete([11]), chunk([12])], "hang", "INTERNAL"),
         ([chunk([11]), b"\xff\xff\xff"], "hang", "INTERNAL"),
         ([b"\x0a\xff\xff\xff\xff\xff"], "hang", "INTERNAL"),
         ([b""], "hang", "INTERNAL"),
     ],
-    ids=["fails later", "fails later for good", "no end", "unknown choice", "chunk after end", "garbage later",
-         "garbage first", "empty message"],
+    ids=["fails later", "fails later for good", "no end", "unknown choice", "garbage later", "garbage first",
+         "empty message"],
 )  # fmt: skip
 async def test_misbehaviour_is_an_error_and_never_retried(make_bench, messages, then, status):
     async with make_bench() as bench, engine() as served:
