@@ -131,6 +131,7 @@ class Breaker:
         self._failures.append(self._clock())
         if self._state is BreakerState.HALF_OPEN or self.failures >= self._settings.failure_threshold:
             self._opened_at = self._clock()
+            self._answers = self._trials = 0  # those under way say nothing any more
             self._change(BreakerState.OPEN)
 
     def _change(self, state: BreakerState) -> None:
