@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.base import EngineError, EngineRequest, Event, Observer
@@ -101,56 +101,16 @@ class Attempt:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """The engine's events; EngineError with the worker's URL, `started` when an event was given before."""
-        worker, around = self._worker, self._around
-        if (client := worker.client) is None:
-            error = EngineError("UNAVAILABLE", "the worker is not introduced yet", worker=worker.url)
-            error.role, error.is_undelivered = self._role, True
-            raise error
-        worker.begin()
-        self._trial = worker.breaker.begin()
-        around.observer.worker_load(worker.url, worker.load)
+        client, transport = self._begin(), self._around.transport
         placement: Placement | None = None
+        stream: Stream[Any] | None = None
         try:
-            placement = await around.transport.place(client.tensors(self._request), worker)
-            async with aclosing(self._exchange(client, placement)) as events:
-                async for event in events:
-                    yield event
-        except EngineError as error:
-            error.worker = error.worker or worker.url
-            error.started = error.started or self._has_answered
-            error.role = self._role
-            is_blamed = self._is_sent and not error.message.startswith(_BLAMELESS)
-            if is_blamed and self._trial.failed(error.status):
-                around.observer.breaker_outcome(worker.url, failed=True)
-            raise
-        finally:
-            if not self._is_left:
-                self._let_go(client)
-            if placement is not None:
-                await around.transport.end(placement, consumed=self._has_read)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every choice has its end."""
-        return self._is_regular
-
-    def has_nothing_to_lose(self) -> None:
-        """No hand-over can be under way: a decode leg, too, is dropped at once."""
-        self._is_dropped_late = False
-
-    def _let_go(self, client: Engine) -> None:
-        worker = self._worker
-        self._trial.end()
-        worker.finish()
-        self._around.observer.worker_load(worker.url, worker.load)
-        self._abort_if_dropped(client)
-
-    async def _exchange(self, client: Engine, placement: Placement) -> AsyncGenerator[Event, None]:
-        replies = client.replies(self._request)
-        async with AsyncExitStack() as stack:
-            stream = await self._send(client, placement, stack)
+            placement = await transport.place(client.tensors(self._request), self._worker)
+            stream = client.generate(self._request, self.id, placement.handles)
+            replies = client.replies(self._request)
+            await self._send(stream, placement)
             messages = 0
-            message = await self._first(client, stream, stack)
+            message = await self._first(client, stream)
             while message is not None:
                 messages += 1
                 if messages % _MESSAGES_A_TURN == 0:
@@ -165,15 +125,61 @@ class Attempt:
                 if self._is_regular:
                     return
                 message = await self._next(stream)
-        replies.end()
+            replies.end()
+        except EngineError as error:
+            self._failed_with(error)
+            raise
+        finally:
+            if not self._is_left:
+                self._let_go(client, stream)
+            if placement is not None:
+                await transport.end(placement, consumed=self._has_read)
 
-    async def _send(self, client: Engine, placement: Placement, stack: AsyncExitStack) -> "Stream[Any]":
-        stream = client.generate(self._request, self.id, placement.handles)
+    def _begin(self) -> Engine:
+        """From here on the worker is at work for us, until `_let_go`."""
+        worker = self._worker
+        if worker.client is None:
+            error = EngineError("UNAVAILABLE", "the worker is not introduced yet", worker=worker.url)
+            error.role, error.is_undelivered = self._role, True
+            raise error
+        worker.begin()
+        self._trial = worker.breaker.begin()
+        self._around.observer.worker_load(worker.url, worker.load)
+        return worker.client
+
+    def _failed_with(self, error: EngineError) -> None:
+        worker = self._worker
+        error.worker = error.worker or worker.url
+        error.started = error.started or self._has_answered
+        error.role = self._role
+        is_blamed = self._is_sent and not error.message.startswith(_BLAMELESS)
+        if is_blamed and self._trial.failed(error.status):
+            self._around.observer.breaker_outcome(worker.url, failed=True)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has its end."""
+        return self._is_regular
+
+    def has_nothing_to_lose(self) -> None:
+        """No hand-over can be under way: a decode leg, too, is dropped at once."""
+        self._is_dropped_late = False
+
+    def _let_go(self, client: Engine, stream: "Stream[Any] | None") -> None:
+        if stream is not None:
+            stream.close()
+        worker = self._worker
+        self._trial.end()
+        worker.finish()
+        self._around.observer.worker_load(worker.url, worker.load)
+        self._abort_if_dropped(client)
+
+    async def _send(self, stream: "Stream[Any]", placement: Placement) -> None:
         began = time.monotonic()
         self._reading(stream.sent)
         self._is_sent = True
         try:
-            await stack.enter_async_context(stream)
+            await stream.send()
         except EngineError as error:
             self._is_ended = True
             error.is_undelivered = stream.is_undelivered
@@ -181,7 +187,6 @@ class Attempt:
         if self._request.media:
             self._around.in_background(self._watch_reader(stream.sent, placement))
         self.send_s = time.monotonic() - began
-        return stream
 
     async def _watch_reader(self, sent: Drain, placement: Placement) -> None:
         with suppress(TimeoutError):
@@ -191,7 +196,7 @@ class Attempt:
                     await asyncio.sleep(READ_POLL_S)
         self._read()
 
-    async def _first(self, client: Engine, stream: "Stream[Any]", stack: AsyncExitStack) -> Any:
+    async def _first(self, client: Engine, stream: "Stream[Any]") -> Any:
         """The engine's first message; a decode leg that is dropped before goes on waiting for it in the background."""
         if self._role != "decode":
             return await self._next(stream)
@@ -201,20 +206,19 @@ class Attempt:
         except asyncio.CancelledError:
             if self._is_dropped_late and not first.done():
                 self._is_left = True
-                self._around.in_background(self._drop_late(client, first, stack.pop_all()))
+                self._around.in_background(self._drop_late(client, first, stream))
             else:
                 first.cancel()
                 await asyncio.gather(first, return_exceptions=True)
             raise
 
-    async def _drop_late(self, client: Engine, first: "asyncio.Task[Any]", stack: AsyncExitStack) -> None:
+    async def _drop_late(self, client: Engine, first: "asyncio.Task[Any]", stream: "Stream[Any]") -> None:
         try:
             await asyncio.wait({first}, timeout=DEFERRED_ABORT_S)
         finally:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-            self._let_go(client)
-            await stack.aclose()
+            self._let_go(client, stream)
 
     async def _next(self, stream: "Stream[Any]") -> Any:
         """The engine's next message; None at the end of the stream."""

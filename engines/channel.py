@@ -109,13 +109,17 @@ class Stream(Generic[Reply]):
         self._call: Call | None = Call(channel, path, tuple(metadata.items()) if metadata else ())
 
     async def __aenter__(self) -> Self:
+        await self.send()
+        return self
+
+    async def send(self) -> None:
+        """For whoever cannot use `async with`, and closes the stream whatever comes."""
         call, parts = cast(Call, self._call), self._parts
         self._parts = ()
         try:
             await self._send(call, parts)
         except BaseException as error:
             self._fail(error)
-        return self
 
     async def _send(self, call: Call, parts: Sequence[Part]) -> None:
         nbytes = nbytes_of(parts)
@@ -141,7 +145,7 @@ class Stream(Generic[Reply]):
         except BaseException as error:
             self._fail(error)
         if reply is None:
-            self._end()
+            self.close()
             raise StopAsyncIteration
         self.started = True
         return reply
@@ -149,7 +153,7 @@ class Stream(Generic[Reply]):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
     ) -> None:
-        self._end()
+        self.close()
 
     def linger(self, limit_s: float, on_odd: Callable[[str], None]) -> None:
         """No reply is wanted any more: the engine may end the call as it likes, within `limit_s`, while nobody waits.
@@ -168,7 +172,7 @@ class Stream(Generic[Reply]):
     def _fail(self, error: BaseException) -> NoReturn:
         """End the call and raise what `error` means."""
         call = self._call
-        self._end()
+        self.close()
         if isinstance(error, StreamTerminatedError) and call is not None:
             error = call.status() or error  # the stream was cut off, but its status had come before
         translated = translate(error)
@@ -176,7 +180,7 @@ class Stream(Generic[Reply]):
             raise error
         raise EngineError(*translated, started=self.started, worker=self._worker) from error
 
-    def _end(self) -> None:
+    def close(self) -> None:
         """Reset the stream unless it is over.  Never waits; harmless when repeated."""
         call = self._let_go()
         if call is not None:

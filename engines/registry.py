@@ -119,10 +119,10 @@ class Registry:
 
     def model_of(self, name: str) -> str | None:
         """The id of the model that goes by this name: its own id, else an alias; None for nobody's."""
-        workers = self._workers.values()
-        if any(worker.model_id == name for worker in workers):
-            return name or None
-        return next((worker.model_id for worker in workers if name in worker.aliases), None)
+        for worker in self._workers.values():
+            if worker.model_id == name:
+                return name or None
+        return next((worker.model_id for worker in self._workers.values() if name in worker.aliases), None)
 
     def workers_of(self, model: str, role: str | None = None, *, healthy_only: bool = True) -> list[Worker]:
         """Workers that serve `model` (its id or an alias), all or those of one role."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from ipaddress import ip_address
@@ -80,6 +81,7 @@ class Frontend:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def live(self) -> int:
+        sys.set_asyncgen_hooks(firstiter=None)  # whoever iterates one closes it: the loop need not list them
         link = self._link
         link.on_drain(self._on_drain)
         link.on_quit(self._on_quit)

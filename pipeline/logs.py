@@ -35,6 +35,7 @@ _MAX_VALUE = 300
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 16_000
 _NUMBERS = frozenset((int, float))
+_LONG_WORD = 100
 
 _DATA_URL = re.compile(r"data:[^\s,;\"']{0,100}(?:;[^\s,\"']{0,100})?,[^\s\"'<>)]*", re.IGNORECASE)
 _LEAST_BASE64 = 200
@@ -169,8 +170,7 @@ class _Lines(logging.Formatter):
         words = [] if self._journal else [_time(record)]
         words += [level, _one_line(scrub(record.getMessage()))]
         words += [
-            f"{key}={value if value.__class__ in _NUMBERS else _quoted(shown(value))}"
-            for key, value in _keys(record).items()
+            f"{key}={value if value.__class__ in _NUMBERS else _word(value)}" for key, value in _keys(record).items()
         ]
         lines = [" ".join(words), *_traceback(record).splitlines()]
         if not self._journal:
@@ -207,6 +207,16 @@ def _second(since_epoch: int) -> str:
 
 def _one_line(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _word(value: Any) -> str:
+    return _known_word(value) if value.__class__ is str and len(value) < _LONG_WORD else _quoted(shown(value))
+
+
+@functools.lru_cache(maxsize=512)
+def _known_word(text: str) -> str:
+    """Models, workers and routes come again and again."""
+    return _quoted(shown(text))
 
 
 def _quoted(value: Any) -> str:

@@ -623,7 +623,7 @@ async def test_status_that_comes_with_a_cancellation_is_not_retried(make_bench, 
 
     async with make_bench() as bench, engine() as served:
         await bench.add(served)
-        monkeypatch.setattr("engines.channel.Stream.__aenter__", enter)
+        monkeypatch.setattr("engines.channel.Stream.send", enter)
         task = asyncio.create_task(bench.events(picture()))
         await entered.wait()
         task.cancel()
