@@ -76,6 +76,7 @@ class Doorkeeper:
         self._slots = slots
         self._serving: dict[asyncio.Task[Any], Ticket] = {}
         self._error_bodies: dict[str, ErrorBody] = {}  # by path, where it is not OpenAI's
+        self._paths: set[str] = set()
         self.is_leaving = False  # connections are not kept for another request
 
     @property
@@ -120,6 +121,7 @@ class Doorkeeper:
             raise GatewayError("invalid_api_key", "Incorrect API key provided.")
 
     def wrap(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        self._paths.add(route.path)
         if route.error_body is not openai_error:
             self._error_bodies[route.path] = route.error_body
 
@@ -186,7 +188,8 @@ class Doorkeeper:
                 response.headers["Allow"] = ",".join(sorted(error.allowed_methods))
                 return response
             except web.HTTPNotFound:
-                unknown = GatewayError("unknown_url", f"Invalid URL ({request.method} {_path(request)})")
+                told = f"Invalid URL ({request.method} {_path(request)}){self._hint(request.path)}"
+                unknown = GatewayError("unknown_url", told)
                 return self._refuse_unrouted(unknown, request)
 
         return answer
@@ -194,6 +197,14 @@ class Doorkeeper:
     def refuse_unread(self, request: web.Request, error: GatewayError) -> web.StreamResponse:
         """The answer to what is no HTTP: there is no method and no path."""
         return self._refuse_unrouted(error, request)
+
+    def _hint(self, path: str) -> str:
+        """What the commonest mistakes of clients' base URLs are, and where metrics are."""
+        bare = "/" + "/".join(word for word in path[:200].lower().split("/") if word)
+        for meant in (bare, f"/v1{bare}", bare.removeprefix("/v1")):
+            if meant in self._paths:
+                return f"; did you mean {meant}?"
+        return "; metrics have a port of their own, --prometheus-port" if bare == "/metrics" else ""
 
     def _refuse_unrouted(self, error: GatewayError, request: web.Request) -> web.StreamResponse:
         ticket = Ticket(self.request_id(request, "req-"), UNROUTED)

@@ -69,7 +69,8 @@ def _decode_lenient(text: memoryview | bytes) -> bytes:
     foreign = _FOREIGN.search(text)
     if foreign:
         at = foreign.start()
-        raise MediaError(f"base64 decode error: invalid symbol {text[at]}, offset {at}")
+        hint = " (a data: URL where bare base64 belongs)" if bytes(text[:5]).lower() == b"data:" else ""
+        raise MediaError(f"base64 decode error: invalid symbol {text[at]}, offset {at}{hint}")
     raw = _unescape(bytes(text))
     symbols = raw.translate(_STANDARD, _WHITE)
     data = symbols.rstrip(b"=")

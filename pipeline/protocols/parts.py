@@ -4,11 +4,11 @@ parse.
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, inspect
 
 from pipeline.errors import GatewayError
 
@@ -54,7 +54,7 @@ def decode_body(decoder: "msgspec.json.Decoder[T]", body: bytes | bytearray) -> 
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise describe(str(error), lambda path: _value_in_body(body, path)) from None
+        raise describe(str(error), lambda path: _value_in_body(body, path), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GatewayError(
             "invalid_json", f"JSON syntax error: Failed to parse the request body as JSON: {_no_json(body, error)}"
@@ -98,15 +98,15 @@ def converted(value: Any, kind: type[T], path: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        found = describe(str(error), lambda path: _value_at(value, path))
+        found = describe(str(error), lambda path: _value_at(value, path), kind)
         param = ".".join(part for part in (path, found.param) if part)
         raise GatewayError(found.code, f"{path}: {found.message}", param=param) from None
 
 
-def describe(text: str, value_at: Callable[[str], Any]) -> GatewayError:
+def describe(text: str, value_at: Callable[[str], Any], kind: Any) -> GatewayError:
     """Turn msgspec's sentence into our error: code by kind of fault, `param` from its path.
 
-    `value_at(path)` finds what the client sent there, UNSET when that is not known.
+    `value_at(path)` finds what the client sent there, UNSET when that is not known.  `kind`: what it was to be.
     """
     match = _PATH.match(text)
     assert match is not None
@@ -121,8 +121,31 @@ def describe(text: str, value_at: Callable[[str], Any]) -> GatewayError:
     if bound := _BOUND.search(what):
         return _out_of_range(path, bound, value_at(path))
     if what.startswith("Invalid enum value") or "Invalid value" in what:
-        return GatewayError("invalid_value", f"Invalid JSON data: {path}: {what}", param=path)
+        words = ", ".join(sorted(_words(_shape(kind), _STEP.findall(path))))
+        expected = f", expected one of {words}" if words else ""
+        return GatewayError("invalid_value", f"Invalid JSON data: {path}: {what}{expected}", param=path)
     return GatewayError("invalid_type", f"Invalid JSON data: {path or 'the body'}: {what}", param=path or None)
+
+
+@functools.lru_cache(maxsize=64)
+def _shape(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _words(shape: inspect.Type, steps: Sequence[tuple[str, str]]) -> set[str]:
+    """The words a type allows at a path: (member, "") and ("", index) steps."""
+    if isinstance(shape, inspect.UnionType):
+        return {word for one in shape.types for word in _words(one, steps)}
+    if isinstance(shape, inspect.Metadata):
+        return _words(shape.type, steps)
+    if not steps:
+        return set(map(str, shape.values)) if isinstance(shape, inspect.LiteralType) else set()
+    (member, _), *rest = steps
+    if isinstance(shape, inspect.StructType) and member:
+        return {word for field in shape.fields if field.encode_name == member for word in _words(field.type, rest)}
+    if isinstance(shape, inspect.ListType) and not member:
+        return _words(shape.item_type, rest)
+    return _words(shape.value_type, rest) if isinstance(shape, inspect.DictType) else set()
 
 
 def _wrong_length(path: str, limit: re.Match[str], value: Any) -> GatewayError:

@@ -123,6 +123,13 @@ class ResponsesRequest(msgspec.Struct, frozen=True, dict=True):
     @functools.cached_property
     def tool_use(self) -> ToolUse:
         """Raises GatewayError for tools and choices that make no sense."""
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type == "function" and not tool.name:
+                raise GatewayError(
+                    "invalid_value",
+                    f"tools[{index}]: a function's name must not be empty; here it stands beside the type",
+                    param=f"tools[{index}]",
+                )
         forms = [
             ToolForm(tool.type, FunctionForm(tool.name, tool.description, tool.parameters, tool.strict))
             for tool in self.tools or ()
@@ -269,6 +276,8 @@ class Turns:
                 self._call(place, item)
             case "function_call_output":
                 self._result(place, item)
+            case "input_text" | "input_image" | "output_text" | "text":
+                raise unsupported(place, item.type, "it belongs into the `content` of a message")
             case _:
                 raise unsupported(place, item.type)
 

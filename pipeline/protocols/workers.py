@@ -19,6 +19,7 @@ from engines.worker import Worker, WorkerPatch, WorkerSpec
 from pipeline.admission import Bodies
 from pipeline.errors import GatewayError
 from pipeline.protocols.http import json_reply, read_body
+from pipeline.protocols.parts import describe
 from pipeline.ticket import Ticket
 from pipeline.versions import VERSION
 
@@ -156,6 +157,9 @@ class WorkerRoutes:
         body, grant = await read_body(request, self._bodies, BODY_LIMIT)
         try:
             return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            found = describe(str(error), lambda _: msgspec.UNSET, decoder.type)
+            return _refusal(400, "BAD_REQUEST", f"invalid worker: {found.message.removeprefix('Invalid JSON data: ')}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _refusal(400, "BAD_REQUEST", f"invalid worker: {error}")
         finally:

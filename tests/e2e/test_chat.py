@@ -199,6 +199,11 @@ def test_what_is_refused_before_the_engine(gateway: Running, name: str) -> None:
 
 def test_routes_that_do_not_exist(gateway: Running) -> None:
     assert gateway.call("POST", "/v1/nope", {}).error == (404, "unknown_url")
+    assert gateway.call("POST", "/v1/nope", {}).message == "Invalid URL (POST /v1/nope)"
+    for path in ("/chat/completions", "/v1/v1/chat/completions", "//v1/chat/completions", "/v1/chat/completions/"):
+        assert gateway.call("POST", path, {}).message.endswith("; did you mean /v1/chat/completions?")
+    assert gateway.call("GET", "/v1/health").message.endswith("; did you mean /health?")
+    assert gateway.call("GET", "/metrics").message.endswith("; metrics have a port of their own, --prometheus-port")
     assert gateway.call("GET", "/v1/chat/completions/").error == (404, "unknown_url")
     wrong = gateway.call("GET", "/v1/chat/completions")
     assert wrong.error == (405, "method_not_allowed") and wrong.headers["allow"] == "POST"

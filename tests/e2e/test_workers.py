@@ -158,3 +158,11 @@ def test_a_worker_that_does_not_answer_is_told_apart(gateway: Running) -> None:
     assert gateway.call("DELETE", f"/workers/{added}").status == 202
     until(lambda: len(gateway.workers()) == 2, what="the worker is gone")
     assert gateway.call("PATCH", f"/workers/{added}", {"priority": 1}).status == 404
+
+
+def test_a_misspelt_role_is_told_with_those_there_are(gateway: Running) -> None:
+    answer = gateway.call("POST", "/workers", {"url": "grpc://127.0.0.1:1", "worker_type": "prefil"})
+    assert (answer.status, answer.json["code"]) == (400, "BAD_REQUEST")
+    assert answer.json["error"] == (
+        "invalid worker: worker_type: Invalid enum value 'prefil', expected one of decode, encode, prefill, regular"
+    )

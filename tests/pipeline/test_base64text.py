@@ -147,7 +147,7 @@ def test_four_spaces_in_a_text_without_plus_are_fine_at_line_ends() -> None:
         (b"QUJD*!QU", "invalid symbol 42, offset 4"),
         (b"QUJD\xc3\xa9QQ==", "invalid symbol 195, offset 4"),
         (b"QUJD\x00QUI=", "invalid symbol 0, offset 4"),
-        (b"data:image/png;base64,QUJD", "invalid symbol 58, offset 4"),
+        (b"data:image/png;base64,QUJD", "invalid symbol 58, offset 4 (a data: URL where bare base64 belongs)"),
         (b"QUJD%", "invalid symbol 37, offset 4"),
         (b"QUJD%2", "invalid symbol 37, offset 4"),
         (b"QUJD%2GQQ", "invalid symbol 37, offset 4"),

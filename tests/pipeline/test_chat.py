@@ -116,6 +116,14 @@ def test_bodies_that_do_not_parse(body: bytes, code: str, param: str | None) -> 
     assert (error.status, error.code, error.param) == (400, code, param)
 
 
+def test_words_that_are_allowed_are_told() -> None:
+    error = refusal({"messages": [{"role": "human", "content": "hi"}]})
+    assert error.message == (
+        "Invalid JSON data: messages[0].role: Invalid enum value 'human', "
+        "expected one of assistant, developer, function, system, tool, user"
+    )
+
+
 @pytest.mark.parametrize("at", [0, 1, 65_534, 65_535, 65_536, 65_537, 131_071, 199_998])
 def test_an_escape_is_found_anywhere_in_a_long_url(at: int) -> None:
     """It is looked for in pieces; JavaScript writes `\\/`, which is a slash."""

@@ -116,6 +116,8 @@ def test_what_is_refused(fields: dict[str, Any], code: str, param: str) -> None:
             user({"type": "image", "source": {"type": "base64", "data": 5}}),
             "messages[0].content[0].source.data: Expected `str`",
         ),
+        ({"thinking": {"type": "on"}}, "Invalid enum value 'on', expected one of adaptive, disabled, enabled"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "expected one of assistant, system, user"),
     ],
 )
 def test_why_it_is_refused(fields: dict[str, Any], why: str) -> None:

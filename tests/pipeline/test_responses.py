@@ -108,6 +108,19 @@ def test_a_picture_that_cannot_be_read_is_told_by_its_member(part: dict[str, Any
     assert why in refusal(user(part)).message
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"input": [{"type": "input_text", "text": "hi"}]}, "(it belongs into the `content` of a message)"),
+        ({"input": [PICTURE]}, "(it belongs into the `content` of a message)"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "; here it stands beside the type"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "expected one of assistant, developer, system, user"),
+    ],
+)
+def test_what_another_api_would_take_is_told_so(fields: dict[str, Any], why: str) -> None:
+    assert refusal(fields).message.endswith(why)
+
+
 def test_a_picture_in_an_assistant_s_turn_is_told_so() -> None:
     error = refusal({"input": [{"role": "assistant", "content": [PICTURE]}]})
     assert error.message.endswith("(a message of the role assistant takes no media)")
