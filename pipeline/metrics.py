@@ -13,13 +13,13 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from pipeline.histogram import Histogram, Series
 from pipeline.metric_table import DECLARATIONS, Declaration
 from pipeline.versions import VERSION
 
@@ -66,7 +66,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._families: dict[str, _Family] = {one.name: _family(one, self.registry) for one in DECLARATIONS}
-        self._children: dict[tuple[str, ...], _Family] = {}
+        self._children: dict[tuple[str, ...], Counter | Gauge | Series] = {}
         self._models = _Values(_MAX_MODELS)
         self._workers = _Values(_MAX_VALUES)
         self._words: dict[str, _Values] = {}
@@ -74,7 +74,7 @@ class Metrics:
         """Gauges that change with every request, by name and labels: set when they are asked for."""
         self._counted: dict[tuple[str, ...], float] = defaultdict(float)
         """What counters have to be raised by when they are asked for: a number in a dictionary costs a tenth."""
-        self._stages: dict[tuple[str, str], Histogram] = {}
+        self._stages: dict[tuple[str, str], Series] = {}
         self._gauge("mediagate_build_info", VERSION).set(1)
         self.inflight_media(0, 0, 0)
 
@@ -305,7 +305,8 @@ class Metrics:
         child = self._children.get(key)
         if child is None:
             family = self._families[name]
-            child = self._children[key] = family.labels(*labels) if labels else family
+            child = family.labels(*labels) if labels or isinstance(family, Histogram) else family
+            self._children[key] = child
         return child
 
     def _count(self, name: str, *labels: str, by: float = 1) -> None:
@@ -315,8 +316,8 @@ class Metrics:
         found: Gauge = self._child(name, labels)
         return found
 
-    def _histogram(self, name: str, *labels: str) -> Histogram:
-        found: Histogram = self._child(name, labels)
+    def _histogram(self, name: str, *labels: str) -> Series:
+        found: Series = self._child(name, labels)
         return found
 
 
@@ -330,4 +331,4 @@ def _family(one: Declaration, registry: CollectorRegistry) -> _Family:
         return Counter(one.name, one.help, one.labels, registry=registry)
     if one.kind == "gauge":
         return Gauge(one.name, one.help, one.labels, registry=registry)
-    return Histogram(one.name, one.help, one.labels, buckets=one.buckets, registry=registry)
+    return Histogram(one.name, one.help, one.labels, one.buckets, registry)
