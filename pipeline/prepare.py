@@ -88,8 +88,9 @@ class Preparation:
         candidates = self._candidates(model)
         if (window := self._dispatcher.window(model.model)) is not None:
             model = msgspec.structs.replace(model, max_context=window)
-        check_items(model, plan.parts, engine_limits(candidates))
-        _check_vision(plan, candidates)
+        if plan.parts:
+            check_items(model, plan.parts, engine_limits(candidates))
+            _check_vision(plan, candidates)
 
         with ticket.stage("prompt"):
             text, given = _text(model, plan), plan.ids
@@ -173,9 +174,9 @@ class Preparation:
         else:
             ids = await model.bundle.tokenizer.encode(text, most=model.max_context or UNKNOWN_WINDOW)
         check_length(model, len(ids))
-        counts = Counter(part.modality for part in plan.parts)
+        counts = Counter(part.modality for part in plan.parts) if plan.parts else {}
         anchors = {**model.anchors, **model.guards}
-        check_anchors(ids, {modality: (anchor, counts[modality]) for modality, anchor in anchors.items()})
+        check_anchors(ids, {modality: (anchor, counts.get(modality, 0)) for modality, anchor in anchors.items()})
         return ids
 
     def _by_worker(self, model: ServedModel, plan: MediaPlan) -> bool:

@@ -35,6 +35,7 @@ MOST_PARSED_BYTES = 64 << 20
 _COSTS = (("[", 200), ("{", 200), ('"', 30), (",", 40), ("\\", 12))  # bytes of objects that a character may stand for
 _CONTINUE = "100-continue"
 _TOLD = "told to continue"
+_SMALL_BODY = MOST_PARSED_BYTES // max(cost for _, cost in _COSTS)  # cannot become too much
 _SHORT_COSTS = tuple((character.encode(), cost) for character, cost in _COSTS)
 _SHORT_PIECE = 4096  # below it, setting up an array costs more than it saves
 COMMENT_PING = b": ping\n\n"
@@ -60,7 +61,7 @@ def named_frame(name: str, payload: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
 
 
-def parsed_bytes(piece: bytes) -> int:
+def parsed_bytes(piece: bytes | bytearray) -> int:
     """About how many bytes of objects a piece of JSON becomes, strings not counted; quick where it is base64."""
     if len(piece) < _SHORT_PIECE:
         return sum(cost * piece.count(code) for code, cost in _SHORT_COSTS)
@@ -133,15 +134,16 @@ async def read_body(request: web.Request, bodies: Bodies, limit: int) -> tuple[b
     else:
         request.content.set_read_chunk_size(READ_BUFFER // 8)
     body = bytearray()
-    parsed = 0
+    parsed: int | None = None
     began = asyncio.get_running_loop().time()
     try:
         await _call_for(request)
         while piece := await _next_piece(request.content, began, len(body)):
             body += piece
-            parsed += parsed_bytes(piece)
-            if parsed > MOST_PARSED_BYTES:
-                raise GatewayError("request_body_too_large", "the request body holds too many JSON values")
+            if len(body) > _SMALL_BODY:
+                parsed = parsed_bytes(body) if parsed is None else parsed + parsed_bytes(piece)
+                if parsed > MOST_PARSED_BYTES:
+                    raise GatewayError("request_body_too_large", "the request body holds too many JSON values")
             if len(body) > limit:
                 raise GatewayError(
                     "request_body_too_large", f"the request body is longer than the limit of {limit} bytes"
