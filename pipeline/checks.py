@@ -200,6 +200,8 @@ def _media_host(text: str) -> str:
 def check_worker_url(text: str, field: str = "worker_url") -> str:
     """A worker's URL with its scheme; a bare host:port is gRPC."""
     url = text.strip()
+    if "," in url:
+        refuse(field, text, "Must be one worker; several are separated by blanks")
     scheme = url.split("://", 1)[0] if "://" in url else ""
     if scheme in ("http", "https", "ipc"):
         refuse(field, text, f"gRPC workers only, {scheme}:// cannot be served: use grpc:// or grpcs://")

@@ -114,8 +114,7 @@ def _flag_shape(one: Declared) -> dict[str, Any]:
         return {**facts, "action": _OneMore, "nargs": 1 if alone else "+", "metavar": names[0] if alone else names}
     if one.kind is tuple and not one.setting.comma:
         words = {"workers.urls": "URL", "tls.ca_cert_paths": "FILE", "model.aliases": "ALIAS=MODEL"}
-        adding = {"action": "extend"} if one.setting.repeats else {}
-        return {**facts, "nargs": "*", "metavar": words.get(one.key, "WORD"), **adding}
+        return {**facts, "action": "extend", "nargs": "*", "metavar": words.get(one.key, "WORD")}
     return {**facts, "type": _reader(one), "metavar": _metavar(one)}
 
 

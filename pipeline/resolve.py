@@ -40,7 +40,7 @@ def read(one: Declared, text: str) -> Any:
         return word
     if one.kind is int:
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-            raise ValueError("an integer" if one.ge is None or one.ge < 0 else f"an integer, at least {one.ge:g}")
+            raise ValueError("an integer" if one.ge is None or one.ge < 0 else f"an integer, at least {one.ge:.15g}")
         return int(text)
     if one.kind is float:
         return _number(text)
@@ -143,7 +143,7 @@ def _from_variable(one: Declared, name: str, text: str, warnings: list[str]) -> 
 
 
 def _range(one: Declared) -> str:
-    return f"a number, at least {one.ge:g}" if one.kind is float else f"an integer, at least {one.ge:g}"
+    return f"a number, at least {one.ge:.15g}" if one.kind is float else f"an integer, at least {one.ge:.15g}"
 
 
 def _compute(values: dict[str, dict[str, Any]], sources: Mapping[str, Source]) -> None:

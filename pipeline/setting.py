@@ -60,7 +60,6 @@ class Setting(msgspec.Struct, frozen=True):
     later             known values this version does not have yet, and what is missing
     inverted          the flag switches the field off
     comma             the flag takes one list with commas
-    repeats           a flag of a list adds to it each time it is given
     words             the flag stands once for each value of a list, which has these words (names for --help)
     secret            never shown
     """
@@ -80,7 +79,6 @@ class Setting(msgspec.Struct, frozen=True):
     later: Mapping[str, str] = {}
     inverted: bool = False
     comma: bool = False
-    repeats: bool = False
     words: str = ""
     secret: bool = False
 

@@ -66,7 +66,7 @@ class Model(msgspec.Struct, frozen=True):
     ) = None
     aliases: Annotated[
         tuple[str, ...],
-        setting(MODEL, "--model-alias", "Further name of a served model: alias=model; repeat for more.", repeats=True),
+        setting(MODEL, "--model-alias", "Further name of a served model: alias=model; repeat for more."),
     ] = ()
 
 

@@ -471,6 +471,7 @@ def test_a_decode_worker_has_no_port() -> None:
         ("http://127.0.0.1:5", "gRPC workers only"),
         ("https://127.0.0.1:5", "gRPC workers only"),
         ("ipc:///tmp/x", "gRPC workers only"),
+        ("a:5,b:5", "Must be one worker; several are separated by blanks"),
         ("ftp://a:5", "URL must start with a lowercase grpc:// or grpcs:// scheme"),
         ("GRPC://a:5", "URL must start with a lowercase"),
         ("grpc://a", "Must be host:port"),

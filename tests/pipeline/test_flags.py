@@ -97,6 +97,7 @@ def test_actions() -> None:
         (["--wor", "a:1"], "unrecognized arguments: --wor"),
         (["--port"], "argument --port: expected one argument"),
         (["--port", "x"], "argument --port: expected an integer, at least 1, got 'x'"),
+        (["--pool-ring-bytes", "4G"], "argument --pool-ring-bytes: expected an integer, at least 1048576, got '4G'"),
         (["--port", "1_0"], "argument --port: expected an integer"),
         (["--port", "٣"], "argument --port: expected an integer"),
         (["--queue-timeout-secs", "nan"], "argument --queue-timeout-secs: expected a number, got 'nan'"),
@@ -138,6 +139,14 @@ def test_no_flag_is_guessed(argv: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(argv, {})
     assert "did you mean" not in caught.value.message
+
+
+def test_a_list_that_is_given_in_pieces_is_one_list() -> None:
+    line = "--worker-urls a:1 b:2 --cors-allowed-origins http://a --worker-urls c:3 --cors-allowed-origins http://b"
+    config = parse(line.split(), {}).config
+    assert config is not None
+    assert config.workers.urls == ("grpc://a:1", "grpc://b:2", "grpc://c:3")
+    assert config.server.cors_allowed_origins == ("http://a", "http://b")
 
 
 def test_choices_are_those_that_work() -> None:
