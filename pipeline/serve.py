@@ -115,8 +115,13 @@ class Doorkeeper:
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         found = [given.strip()] if scheme.lower() == "bearer" else []
-        if route.key_header is not None:
-            found.append(request.headers.get(route.key_header, "").strip())
+        if route.key_header is not None and route.key_header in request.headers:
+            found.append(request.headers[route.key_header].strip())
+        if not found:
+            where = f" or {route.key_header}" if route.key_header is not None else ""
+            raise GatewayError(
+                "invalid_api_key", f"No API key was sent: it goes into the header Authorization: Bearer KEY{where}."
+            )
         if not any(hmac.compare_digest(one.encode(errors="surrogateescape"), key.encode()) for one in found):
             raise GatewayError("invalid_api_key", "Incorrect API key provided.")
 

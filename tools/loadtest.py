@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import sys
 import time
@@ -65,6 +66,11 @@ def _process(text: str) -> int:
 def parser() -> Usage:
     made = Usage(__doc__)
     made.add_argument("--url", type=_url, default="http://127.0.0.1:30000")
+    made.add_argument(
+        "--key",
+        default=os.environ.get("MEDIAGATE_API_KEY", ""),
+        help="of a gateway that asks for one; default: the variable MEDIAGATE_API_KEY",
+    )
     made.add_argument("--model", default="", help="default: the first of /v1/models")
     what = made.add_argument_group("what is sent")
     what.add_argument(
@@ -121,17 +127,18 @@ def measure(options: argparse.Namespace, bodies: Bodies, value: float) -> dict[s
     """One point: warm-up, then the counted requests.  `value`: clients, or requests a second."""
     if options.warm_up:
         clients = 1 if options.rate else min(int(value), options.warm_up)
-        warming = closed_loop(options.url, bodies, clients=clients, requests=options.warm_up, report=lambda _: None)
-        asyncio.run(warming)
+        quiet: dict[str, Any] = {"requests": options.warm_up, "report": lambda _: None, "key": options.key}
+        asyncio.run(closed_loop(options.url, bodies, clients=clients, **quiet))
     outcomes: list[Outcome] = []
     lag = histogram(options.metrics_url) if options.metrics_url else {}
     watch = Watch(options.gateway_pid) if options.gateway_pid else None
     with progress(options, outcomes) as report, watch or contextlib.nullcontext():
+        counted: dict[str, Any] = {"requests": options.requests, "report": report, "key": options.key}
         begun = time.perf_counter()
         if options.rate:
-            sending = open_loop(options.url, bodies, rate=value, requests=options.requests, report=report)
+            sending = open_loop(options.url, bodies, rate=value, **counted)
         else:
-            sending = closed_loop(options.url, bodies, clients=int(value), requests=options.requests, report=report)
+            sending = closed_loop(options.url, bodies, clients=int(value), **counted)
         asyncio.run(sending)
         elapsed_s = time.perf_counter() - begun
     name = "rate" if options.rate else "concurrency"

@@ -210,6 +210,7 @@ REFUSED: list[tuple[str, str, Any, dict[str, str], int, str, str]] = [
     ("POST", MESSAGES, b"{", KEY, 400, "invalid_request_error", "invalid_json"),
     ("POST", MESSAGES, b"{}", {**KEY, "Content-Type": "text/plain"}, 400, "invalid_request_error", "json_parse_error"),
     ("POST", MESSAGES, question(), {}, 401, "authentication_error", "invalid_api_key"),
+    ("POST", COUNT, question(), {"Authorization": "no"}, 401, "authentication_error", "invalid_api_key"),
     ("POST", COUNT, question(), {"x-api-key": "no"}, 401, "authentication_error", "invalid_api_key"),
     ("POST", COUNT, question(), {"x-api-key": "k\xff"}, 401, "authentication_error", "invalid_api_key"),
     ("POST", MESSAGES, question(model="nope"), KEY, 404, "not_found_error", "model_not_found"),

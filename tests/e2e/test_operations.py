@@ -38,6 +38,15 @@ def test_without_the_key(gateway: Running, method: str, path: str, headers: dict
     assert answer.headers["x-smg-error-code"] == "invalid_api_key"
 
 
+def test_a_key_that_was_not_sent_is_not_called_wrong(gateway: Running) -> None:
+    for headers in ({}, {"Authorization": KEY}, {"x-api-key": KEY}):
+        answer = gateway.call("POST", CHAT, question("hi"), headers)
+        assert answer.message == "No API key was sent: it goes into the header Authorization: Bearer KEY."
+    assert gateway.call("POST", CHAT, question("hi"), key("wrong")).message == "Incorrect API key provided."
+    answer = gateway.call("POST", "/v1/messages", question("hi"))
+    assert answer.message == "No API key was sent: it goes into the header Authorization: Bearer KEY or x-api-key."
+
+
 def test_with_the_key(gateway: Running) -> None:
     assert gateway.call("POST", CHAT, question("hi"), key()).status == 200
     assert gateway.call("POST", CHAT, question("hi"), {"Authorization": f"bearer  {KEY} "}).status == 200

@@ -39,6 +39,7 @@ class Server:
     def __init__(self, *, delay_s: float = 0.0, status: int = 200, broken: bool = False) -> None:
         self.delay_s, self.status, self.broken = delay_s, status, broken
         self.bodies: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
         self.out = self.most = 0
 
     async def models(self, request: web.Request) -> web.Response:
@@ -47,6 +48,7 @@ class Server:
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.keys.add(request.headers.get("Authorization"))
         self.out += 1
         self.most = max(self.most, self.out)
         await asyncio.sleep(self.delay_s)
@@ -298,7 +300,8 @@ async def command(*arguments: str) -> tuple[int, str, str]:
 
 async def test_the_command(tmp_path: Path) -> None:
     written = tmp_path / "load.json"
-    async with serving(Server(delay_s=0.01)) as url:
+    server = Server(delay_s=0.01)
+    async with serving(server) as url:
         asked = ["--url", url, "--images", "1x512", "--sweep", "1,3", "--requests", "6", "--warm-up", "2", "--stream"]
         code, out, err = await command(*asked, "--json", str(written), "--gateway-pid", str(os.getpid()))
         assert (code, err) == (0, "")
@@ -307,8 +310,10 @@ async def test_the_command(tmp_path: Path) -> None:
         assert (code, err) == (1, "loadtest: p50>1\n")
         code, _, err = await command("--url", url, "--fail-if", "p77>1")
         assert code == 2 and "p77" in err
-        code, out, _ = await command("--url", url, "--text-only", "--rate", "200", "--requests", "10")
+        assert server.keys == {None}
+        code, out, _ = await command("--url", url, "--text-only", "--rate", "200", "--requests", "10", "--key", "k")
         assert code == 0 and "rate 200 a second" in out
+        assert server.keys == {None, "Bearer k"}
     data = json.loads(written.read_text())
     assert [point["concurrency"] for point in data["points"]] == [1, 3]
     assert data["settings"]["model"] == "some-model" and data["about"]["cores"] >= 1

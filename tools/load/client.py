@@ -61,13 +61,16 @@ async def send(session: aiohttp.ClientSession, url: str, body: Body, intended: f
     return Outcome(status, intended - origin, total, first, body.media_bytes, stages, problem)
 
 
-def session(connections: int, *, timeout_s: float = 300) -> aiohttp.ClientSession:
+def session(connections: int, key: str = "", *, timeout_s: float = 300) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(limit=connections)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s))
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    return aiohttp.ClientSession(connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s))
 
 
-async def closed_loop(url: str, bodies: Iterator[Body], *, clients: int, requests: int, report: Report) -> None:
-    """`requests` requests by `clients` clients."""
+async def closed_loop(
+    url: str, bodies: Iterator[Body], *, clients: int, requests: int, report: Report, key: str = ""
+) -> None:
+    """`requests` requests by `clients` clients.  `key`: the server's, if it asks for one."""
     origin = time.perf_counter()
     numbers = iter(range(requests))
 
@@ -75,12 +78,12 @@ async def closed_loop(url: str, bodies: Iterator[Body], *, clients: int, request
         for _ in numbers:
             report(await send(open_session, url, next(bodies), time.perf_counter(), origin))
 
-    async with session(clients) as open_session:
+    async with session(clients, key) as open_session:
         await asyncio.gather(*[client(open_session) for _ in range(clients)])
 
 
 async def open_loop(
-    url: str, bodies: Iterator[Body], *, rate: float, requests: int, report: Report, seed: int = 1
+    url: str, bodies: Iterator[Body], *, rate: float, requests: int, report: Report, seed: int = 1, key: str = ""
 ) -> None:
     """`requests` requests, `rate` a second on average; there is no limit of how many are out at once."""
     generator = random.Random(seed)
@@ -90,7 +93,7 @@ async def open_loop(
     async def one(open_session: aiohttp.ClientSession, intended: float) -> None:
         report(await send(open_session, url, next(bodies), intended, origin))
 
-    async with session(0) as open_session, asyncio.TaskGroup() as tasks:
+    async with session(0, key) as open_session, asyncio.TaskGroup() as tasks:
         for _ in range(requests):
             due += generator.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
