@@ -145,6 +145,8 @@ class Engine:
         self.healthy = True
         self.health_script = []  # what the next checks say, before `healthy` counts
         self.fail_method = {}  # method -> status name
+        self.unheld = asyncio.Event()  # while it is not set, methods other than Generate do not answer
+        self.unheld.set()
         self.received = []
         self.encoded = []
         self.encode = accepts
@@ -209,6 +211,7 @@ class Engine:
     def _counted(self, name, method):
         async def call(request, context):
             self.calls[name] += 1
+            await self.unheld.wait()
             if name in self.fail_method:
                 await context.abort(getattr(grpc.StatusCode, self.fail_method[name]), "scripted")
             return await method(request, context)
