@@ -24,7 +24,7 @@ from h2.exceptions import H2Error
 
 from engines.base import EngineError
 from engines.call import Call, Unreadable
-from engines.link import EngineChannel
+from engines.link import EngineChannel, NotGrpc
 from engines.scatter import MAX_MESSAGE_BYTES, Drain
 from engines.wire import Part, nbytes_of
 
@@ -200,6 +200,8 @@ def translate(error: BaseException) -> tuple[str, str] | None:
         return error.status.name, _trim(error.message or "") or error.status.name
     if isinstance(error, StreamTerminatedError | H2Error):
         return "UNAVAILABLE", _trim(str(error)) or "connection lost"
+    if isinstance(error, NotGrpc):
+        return "UNAVAILABLE", str(error)
     if isinstance(error, OSError):
         return "UNAVAILABLE", f"worker cannot be reached: {_reason(error)}"
     if isinstance(error, _BROKEN_ANSWER):
@@ -214,6 +216,8 @@ def _trim(text: str) -> str:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
+        if error.reason == "WRONG_VERSION_NUMBER":
+            return "no TLS server listens there: its URL is grpc://, not grpcs://"
         return getattr(error, "verify_message", "") or error.reason or "TLS failed"
     if isinstance(error, TimeoutError):
         return "timed out"

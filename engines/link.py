@@ -65,6 +65,19 @@ CLOSE_LIMIT_S = 1.0
 """How long a closed connection may go on sending what was written before."""
 
 
+class NotGrpc(ConnectionError):
+    """Something else listens there; the text says what."""
+
+
+def _foreign(data: bytes) -> str | None:
+    """What another server than an engine answers to HTTP/2's preface, in words; None for frames that are only bad."""
+    if data.startswith((b"HTTP/1.", b"<")):
+        return "an HTTP/1 server listens there and no gRPC engine (vLLM's needs --grpc)"
+    if data.startswith(b"\x15\x03"):  # an alert
+        return "a TLS server listens there: its URL is grpcs://, not grpc://"
+    return None
+
+
 _SHUTTING_DOWN = "The worker closes the connection"
 
 
@@ -186,6 +199,7 @@ class EngineProtocol(H2Protocol):
     feeder: Feeder
     processor: Events
     on_lost: Callable[[], None] | None = None
+    foreign: str | None = None  # what the peer is, if it is no engine
     _frames: FrameReader
     _transport: asyncio.Transport
 
@@ -217,8 +231,10 @@ class EngineProtocol(H2Protocol):
         try:
             self._frames.read(data)
         except Exception as error:  # grpclib foresees what breaks the protocol's rules, and no more
-            log.warning("an engine's frames cannot be read: %r", error)
-            self.processor.close("The worker's frames cannot be read")
+            self.foreign = _foreign(data)
+            if self.foreign is None:
+                log.warning("an engine's frames cannot be read: %r", error)
+            self.processor.close(self.foreign or "The worker's frames cannot be read")
             self._transport.abort()
 
     def _receive_by_h2(self, data: bytes) -> bool:
@@ -341,7 +357,8 @@ class EngineChannel(Channel):
                 raise
             raise ConnectionError("Channel closed") from None
         if not self._connected:
-            raise ConnectionError("Connection lost")
+            foreign = cast(EngineProtocol, self._protocol).foreign if self._protocol is not None else None
+            raise ConnectionError("Connection lost") if foreign is None else NotGrpc(foreign)
         return cast(EngineProtocol, self._protocol)
 
     async def _connect_in_time(self) -> None:

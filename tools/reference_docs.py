@@ -143,7 +143,7 @@ Flags and variables are called as in SMG 1.11, so that its command lines carry o
 * A misspelt flag stops the start and the flag that was meant is named; a variable that begins as ours and is none of them is told at WARN.
 * **Signals**: SIGTERM drains, SIGINT does so without the settle time for balancers; a second one of either ends at once. One that comes within half a
   second of the first is the same one: shells, `timeout` and service managers signal a process and then its group. SIGHUP renews the pool processes.
-* Everything is read once, before the first process is forked. The first line of the log tells every setting that somebody gave, and whether by a flag,
+* Everything is read once, before the first process is forked. A line at the start tells every setting that somebody gave, and whether by a flag,
   a variable or an older one; `--check-config` and `--log-level debug` tell all of them.
 
 Exit status: {", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())}."""  # noqa: E501

@@ -89,6 +89,36 @@ async def test_connection_refused_names_no_address():
             assert caught.value.message == "worker cannot be reached: Connection refused"
 
 
+@pytest.mark.parametrize(
+    ("answer", "scheme", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "grpc", "an HTTP/1 server listens there and no gRPC engine"),
+        (b"<!DOCTYPE HTML>\n<html>", "grpc", "an HTTP/1 server listens there and no gRPC engine"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "grpc", "a TLS server listens there: its URL is grpcs://, not grpc://"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "grpcs", "no TLS server listens there: its URL is grpc://, not grpcs://"),
+    ],
+)
+@pytest.mark.parametrize("pause_s", [0, 0.05])
+async def test_another_server_is_told_by_what_it_answers(answer, scheme, told, pause_s, caplog):
+    """Whether it answers while the connection is made or a moment later."""
+
+    async def other(reader, writer):
+        await reader.read(1)
+        await asyncio.sleep(pause_s)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
+        url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connected(url) as channels:
+            for _ in range(2):
+                with pytest.raises(EngineError) as caught:
+                    await health(channels)
+                assert caught.value.status == "UNAVAILABLE"
+                assert told in caught.value.message
+    assert not [record for record in caplog.records if "cannot be read" in record.getMessage()]
+
+
 async def test_a_failed_call_needs_its_buffers_no_more():
     async with listening() as server:
         url = server.url
