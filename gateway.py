@@ -110,7 +110,9 @@ def sidecar(argv: list[str]) -> int:
 
 def _supervised(pool: Pool, media: Media, stop_s: float, front_process: Callable[[FrontendLink], int]) -> int:
     """Map the memory, fork, watch; `stop_s`: what the front process may take to end by itself."""
-    workshop = MediaWorkshop(memory_bytes=pool.process_memory_bytes, clip_backend=media.video_backend)
+    workshop = MediaWorkshop(
+        memory_bytes=pool.process_memory_bytes, clip_backend=media.video_backend, sound_backend=media.audio_backend
+    )
     workshop.preload()
     try:
         supervisor = Supervisor(

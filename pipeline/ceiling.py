@@ -68,16 +68,19 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
         Share("engines' answers on their way", count * WORKER_BYTES, "number of workers"),
         Share("decoding", pool.processes * pool.process_memory_bytes, "--pool-processes x --pool-process-memory-bytes"),
         Share(
-            "clips for another decoder", pool.processes * outside_bytes(pool, config.media), "SMG_VIDEO_DECODE_BACKEND"
+            "clips and sounds for another decoder",
+            pool.processes * outside_bytes(pool, config.media),
+            "SMG_VIDEO_DECODE_BACKEND and SMG_AUDIO_DECODE_BACKEND",
         ),
     )
 
 
 def outside_bytes(pool: Pool, media: Media) -> int:
-    """Of one pool process: the ffmpeg program has its limit of memory, OpenCV reads a file in memory."""
-    if media.video_backend == "ffmpeg":
-        return pool.process_memory_bytes
-    return media.video_max_input_bytes if media.video_backend == "opencv" else 0
+    """Of one pool process, which does one job at a time: the ffmpeg program has its limit of memory, OpenCV reads a file
+    in memory.
+    """
+    program = pool.process_memory_bytes if "ffmpeg" in (media.video_backend, media.audio_backend) else 0
+    return max(program, media.video_max_input_bytes if media.video_backend == "opencv" else 0)
 
 
 def _remembered_bytes(config: Config) -> int:

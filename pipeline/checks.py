@@ -45,6 +45,7 @@ def check_sections(values: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield from _check_lane(values["transport"])
     _check_sizes(values)
     yield from check_video_backend(media["video_backend"])
+    yield from _check_audio_backend(media["audio_backend"])
     media["allowed_domains"] = check_domains(media["allowed_domains"])
     model["path"] = check_model("model_path", model["path"])
     model["tokenizer_path"] = check_model("tokenizer_path", model["tokenizer_path"])
@@ -156,6 +157,11 @@ def check_video_backend(name: str) -> Iterator[str]:
             ) from error
     if name == "ffmpeg" and shutil.which(name) is None:
         yield "SMG_VIDEO_DECODE_BACKEND is ffmpeg, which is not in PATH: clips are refused until it is"
+
+
+def _check_audio_backend(name: str) -> Iterator[str]:
+    if name == "ffmpeg" and shutil.which(name) is None:
+        yield "SMG_AUDIO_DECODE_BACKEND is ffmpeg, which is not in PATH: sounds are refused until it is"
 
 
 def check_address(field: str, text: str) -> str:

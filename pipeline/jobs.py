@@ -142,12 +142,15 @@ class MediaWorkshop:
     job_type: Any = Job
     result_type: Any = Result
 
-    def __init__(self, *, memory_bytes: int | None = None, clip_backend: str = "auto") -> None:
+    def __init__(
+        self, *, memory_bytes: int | None = None, clip_backend: str = "auto", sound_backend: str = "auto"
+    ) -> None:
         """`memory_bytes`: what a process may take beyond what it has at its start; None: no bound.  `clip_backend`: as
-        SMG_VIDEO_DECODE_BACKEND.
+        SMG_VIDEO_DECODE_BACKEND; `sound_backend`: as SMG_AUDIO_DECODE_BACKEND.
         """
         self._memory_bytes = memory_bytes
         self._clip_backend = clip_backend
+        self._sound_decoder = audio.OTHERS.get(sound_backend)
         self._models: dict[int, tuple[Family, msgspec.Struct]] = {}
 
     def preload(self) -> None:
@@ -175,7 +178,9 @@ class MediaWorkshop:
         if isinstance(job, Copy):
             return _copy(job, bench)
         try:
-            return _inspect(job, bench) if isinstance(job, Inspect) else self._encode(job, bench)
+            if isinstance(job, Inspect):
+                return _inspect(job, bench, self._sound_decoder)
+            return self._encode(job, bench)
         except MediaError as error:
             refusal = str(error)
         except MemoryError:
@@ -199,7 +204,7 @@ class MediaWorkshop:
             picture = clock = _Clock(video.frames(source, choose, hints, _deadline(bench), decoder))
         elif job.modality is Modality.AUDIO:
             clock = None
-            picture = audio.decode(source, job.measured.frames, _deadline(bench))
+            picture = audio.decode(source, job.measured.frames, _deadline(bench), self._sound_decoder)
         else:
             clock = None
             picture = image.decode(source, hints, keep_alpha=family.keeps_alpha(settings))
@@ -214,7 +219,7 @@ class MediaWorkshop:
         return Encoded(decode_s=decoded, preprocess_s=time.perf_counter() - began - decoded)
 
 
-def _inspect(job: Inspect, bench: Bench) -> Inspected:
+def _inspect(job: Inspect, bench: Bench, sound_decoder: audio.Decode | None) -> Inspected:
     span = bench.span(job.source)
     data: memoryview | bytes = decode_base64(span, job.max_input_bytes, job.modality) if job.base64 else span
     nbytes = len(data)
@@ -227,7 +232,7 @@ def _inspect(job: Inspect, bench: Bench) -> Inspected:
     if job.modality is Modality.VIDEO:
         found = _inspect_clip(job, memoryview(data), hints, bench)
     elif job.modality is Modality.AUDIO:
-        found = _inspect_sound(job, memoryview(data), bench)
+        found = _inspect_sound(job, memoryview(data), bench, sound_decoder)
     else:
         found = _inspect_picture(job, memoryview(data), hints)
     if job.base64:  # last of all: when the codec kills this process, the job is run again and needs its text
@@ -264,8 +269,8 @@ def _inspect_clip(job: Inspect, data: memoryview, hints: Hints, bench: Bench) ->
     )
 
 
-def _inspect_sound(job: Inspect, data: memoryview, bench: Bench) -> Inspected:
-    sound = audio.inspect(data, job.max_sound_bytes, _deadline(bench))
+def _inspect_sound(job: Inspect, data: memoryview, bench: Bench, decoder: audio.Decode | None) -> Inspected:
+    sound = audio.inspect(data, job.max_sound_bytes, _deadline(bench), decoder)
     return Inspected(
         nbytes=len(data),
         content_hash=blake3.blake3(data).hexdigest(),

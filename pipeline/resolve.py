@@ -115,14 +115,17 @@ def _choose(
 
 
 def _accept(one: Declared, value: Any, origin: str) -> Any:
-    """The field's value for a value in the flag's unit; ConfigError when it is out of range or not there yet."""
+    """The field's value for a value in the flag's unit; ConfigError when it is out of range or not there."""
     if one.kind in (int, float):
         reason = one.misfit(value)
         if reason:
             raise ConfigError(f"Configuration error: Invalid value for field '{one.field}': {value:.15g} - {reason}")
-    missing = one.setting.later.get(value) if isinstance(value, str) else None
-    if missing:
-        raise ConfigError(f"Configuration error: {origin} {value}: this version does not yet have {missing}")
+    if isinstance(value, str) and value in one.setting.later:
+        raise ConfigError(
+            f"Configuration error: {origin} {value}: this version does not yet have {one.setting.later[value]}"
+        )
+    if isinstance(value, str) and value in one.setting.never:
+        raise ConfigError(f"Configuration error: {origin} {value}: {one.setting.never[value]}")
     return value * one.setting.scale if one.kind is float else value
 
 

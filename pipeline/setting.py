@@ -58,6 +58,7 @@ class Setting(msgspec.Struct, frozen=True):
     refusal           what follows " - " when the value is out of range
     in_parser         out of range is a usage error
     later             known values this version does not have yet, and what is missing
+    never             known values that there will not be, and the sentence that says why
     inverted          the flag switches the field off
     comma             the flag takes one list with commas
     words             the flag stands once for each value of a list, which has these words (names for --help)
@@ -77,6 +78,7 @@ class Setting(msgspec.Struct, frozen=True):
     refusal: str = ""
     in_parser: bool = False
     later: Mapping[str, str] = {}
+    never: Mapping[str, str] = {}
     inverted: bool = False
     comma: bool = False
     words: str = ""
@@ -140,8 +142,8 @@ class Declared(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Every word the command line knows, those of later versions included."""
-        return self.choices + tuple(self.setting.later)
+        """Every word the command line knows, those that are refused by name included."""
+        return (*self.choices, *self.setting.later, *self.setting.never)
 
     def shown(self, value: Any) -> str:
         """A value in the flag's own unit and sense, as help, listings and docs print it."""

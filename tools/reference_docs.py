@@ -188,9 +188,8 @@ def _setting_row(one: Declared) -> tuple[str, ...]:
 
 def _range(one: Declared) -> str:
     if one.known:
-        later = list(one.setting.later)
-        words = ", ".join(f"`{word}`" for word in one.choices)
-        return words + (f"; not yet: {', '.join(f'`{word}`' for word in later)}" if later else "")
+        kinds = (("", one.choices), ("; not yet: ", one.setting.later), ("; never: ", one.setting.never))
+        return "".join(start + ", ".join(f"`{word}`" for word in words) for start, words in kinds if words)
     low, high = one.ge, one.le
     if one.is_fixed or (low is None and high is None):
         return ""

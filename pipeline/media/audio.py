@@ -1,13 +1,14 @@
 """A sound's bytes to its samples: one channel, float32, at the file's own rate.
 
-Decoded by PyAV (ffmpeg's libraries) in this process, on one thread; the channels' mean is taken here, and rates are
-changed by `pipeline.resample`, never by libswresample.  Only formats and codecs listed here are opened, and nothing a
-file refers to is.  No header figure is believed: `inspect` decodes everything to count it.  A packet that cannot be
-decoded is left out, as players do (recordings cut out of a stream begin and end with one); a file of which more is lost
-than decoded is refused.  Every failure is a MediaError; `check` is asked between packets and may raise.
+Read and decoded by PyAV (ffmpeg's libraries) in this process, on one thread; another decoder may be chosen, which is
+given the packets (`audio_program.py`).  The channels' mean is taken here, and rates are changed by `pipeline.resample`,
+never by libswresample.  Only formats and codecs listed here are opened, and nothing a file refers to is.  No header
+figure is believed: `inspect` decodes everything to count it.  A packet that cannot be decoded is left out, as players
+do (recordings cut out of a stream begin and end with one); a file of which more is lost than decoded is refused.  Every
+failure is a MediaError; `check` is asked between packets and may raise.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,10 +21,14 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from numpy.typing import NDArray
 
+from pipeline.media import audio_program
 from pipeline.media.window import Window
 from pipeline.models.base import MediaError
 
 Check = Callable[[], None]
+Decode = Callable[[Iterator[Any], AudioStream, Check], Iterator[AudioFrame]]
+# Who else may decode, by the name of SMG_AUDIO_DECODE_BACKEND.
+OTHERS: Mapping[str, Decode] = {"ffmpeg": audio_program.decode}
 
 # libavformat's names.  Playlists and everything else that opens further files are not among them; raw formats neither,
 # whose data says neither rate nor codec.
@@ -45,6 +50,7 @@ _CODEC_KINDS = ("pcm_", "adpcm_")
 _RATES = (1000, 384_000)  # Hz
 # Channels that lie apart: beyond it the list of them has no end that PyAV would find, and it reads what is behind.
 _MAX_PLANES = 8
+_NOTHING = "audio decode error: the file holds no sound that can be decoded"
 _LOUDEST = 1e9  # of float samples, where 1 is full scale: beyond it spectra would leave float32
 # libavutil's sample formats: numpy's type, and what 1.0 is.
 _SAMPLES = {
@@ -77,28 +83,28 @@ def preload() -> None:
     av.logging.set_level(av.logging.PANIC)
 
 
-def inspect(data: memoryview, max_bytes: int, check: Check) -> Facts:
+def inspect(data: memoryview, max_bytes: int, check: Check, by: Decode | None = None) -> Facts:
     """Decode once, keeping nothing.  `max_bytes`: of one channel's samples in float32, at the file's rate.
 
-    Raises MediaError: no sound, nothing in it, more than `max_bytes`.
+    `by`: who decodes instead of PyAV, of codecs that can be fed to it.  Raises MediaError: no sound, nothing in it, more than `max_bytes`.
     """
     with _opened(data) as (container, stream):
         _check_length(_stated_samples(stream), max_bytes)
         samples, rate = 0, 0
-        for frame in _frames(container, stream, check):
+        for frame in _frames(container, stream, check, by):
             samples, rate = samples + frame.samples, frame.sample_rate
             _check_length(samples, max_bytes)
         name = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
     return Facts(name, samples, rate)
 
 
-def decode(data: memoryview, count: int, check: Check) -> Sound:
-    """The samples of a file of which `inspect` found `count`.  Raises MediaError, also for samples that are no
+def decode(data: memoryview, count: int, check: Check, by: Decode | None = None) -> Sound:
+    """The samples of a file of which `inspect`, with the same `by`, found `count`.  Raises MediaError, also for samples that are no
     numbers.
     """
     samples, at, rate = np.empty(count, np.float32), 0, 0
     with _opened(data) as (container, stream):
-        for frame in _frames(container, stream, check):
+        for frame in _frames(container, stream, check, by):
             piece = _mono(frame)[: count - at]
             samples[at : at + len(piece)] = piece
             at, rate = at + len(piece), frame.sample_rate
@@ -138,26 +144,35 @@ def _track(container: InputContainer) -> AudioStream:
     return stream
 
 
-def _frames(container: InputContainer, stream: AudioStream, check: Check) -> Iterator[AudioFrame]:
+def _frames(container: InputContainer, stream: AudioStream, check: Check, by: Decode | None) -> Iterator[AudioFrame]:
     """The frames in order, all of one rate.  Raises MediaError when the rate changes, or nothing can be decoded."""
-    rate, good, lost = 0, 0, 0
-    for packet in _packets(container, stream):
+    rate, packets = 0, _packets(container, stream)
+    decode = by if by is not None and audio_program.can_feed(stream) else _decoded
+    for frame in decode(packets, stream, check):
+        _check_channels(frame)
+        if not rate and not _RATES[0] <= frame.sample_rate <= _RATES[1]:
+            raise MediaError(f"audio decode error: a rate of {frame.sample_rate} Hz is not between 1 and 384 kHz")
+        rate = rate or frame.sample_rate
+        if frame.sample_rate != rate:
+            raise MediaError(f"audio decode error: the rate changes from {rate} to {frame.sample_rate} Hz")
+        yield frame
+    if not rate:
+        raise MediaError(_NOTHING)
+
+
+def _decoded(packets: Iterator[Any], stream: AudioStream, check: Check) -> Iterator[AudioFrame]:
+    good, lost = 0, 0
+    for packet in packets:
         check()
         try:
             frames = stream.codec_context.decode(packet)
         except av.error.FFmpegError:
             lost += 1
             continue
-        for frame in frames:
-            _check_channels(frame)
-            if not rate and not _RATES[0] <= frame.sample_rate <= _RATES[1]:
-                raise MediaError(f"audio decode error: a rate of {frame.sample_rate} Hz is not between 1 and 384 kHz")
-            rate, good = rate or frame.sample_rate, good + 1
-            if frame.sample_rate != rate:
-                raise MediaError(f"audio decode error: the rate changes from {rate} to {frame.sample_rate} Hz")
-            yield frame
-    if not good or lost > good:
-        raise MediaError("audio decode error: the file holds no sound that can be decoded")
+        good += len(frames)
+        yield from frames
+    if lost > good:
+        raise MediaError(_NOTHING)
 
 
 def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from pipeline.media.nal_units import length_bytes, units
+from pipeline.media.program import Written
 from pipeline.media.video_frames import Effort, plan_efforts
 from pipeline.media.video_timeline import Timeline, packets
 
@@ -86,7 +87,7 @@ class Feed:
 
     def chunks(self) -> Iterator[bytes]:
         """The stream, a packet at a time.  Raises what reading packets raises."""
-        written = _Written()
+        written = Written()
         with av.open(written, "w", format=FORMAT) as out:
             track = out.add_stream_from_template(self._stream, opaque=True)
             track.time_base = TIME_BASE
@@ -94,11 +95,7 @@ class Feed:
                 if self._efforts is not None and self._efforts[at] is Effort.NONE:
                     continue
                 packet.stream, packet.time_base = track, TIME_BASE
-                packet.pts, packet.dts, packet.duration = (
-                    self._times[at],
-                    BEGIN + 2 * at,
-                    0,
-                )
+                packet.pts, packet.dts, packet.duration = self._times[at], BEGIN + 2 * at, 0
                 out.mux_one(packet)
                 yield written.taken()
         yield written.taken()
@@ -108,28 +105,12 @@ def can_feed(stream: VideoStream) -> bool:
     """Whether a NUT stream carries this codec (not ProRes, QuickTime RLE, and pixels that are not coded at all)."""
     if stream.codec_context.name == "rawvideo":
         return False
-    with av.open(_Written(), "w", format=FORMAT) as out:
+    with av.open(Written(), "w", format=FORMAT) as out:
         try:
             out.add_stream_from_template(stream, opaque=True)
         except ValueError:
             return False
     return True
-
-
-class _Written:
-    """A file that is only written to, like a pipe."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._pieces.append(bytes(data))
-        return len(data)
-
-    def taken(self) -> bytes:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        return data
 
 
 def _made_times(timeline: Timeline, aims: frozenset[int]) -> list[int]:

@@ -137,15 +137,15 @@ class Media(msgspec.Struct, frozen=True):
         ),
     ] = 30.0
     audio_backend: Annotated[
-        Literal["auto", "pyav"],
+        Literal["auto", "pyav", "ffmpeg"],
         setting(
             MEDIA,
             "",
-            "What decodes sounds; auto means pyav, ffmpeg's libraries inside the pool processes.",
+            "What decodes sounds: pyav (ffmpeg's libraries, auto means this), the ffmpeg program.",
             variable="SMG_AUDIO_DECODE_BACKEND",
             stops=True,
-            bad_variable="unsupported SMG_AUDIO_DECODE_BACKEND={value}; expected auto, pyav, symphonia, or ffmpeg",
-            later={"symphonia": "decoding with Symphonia", "ffmpeg": "decoding with the ffmpeg program"},
+            bad_variable="unsupported SMG_AUDIO_DECODE_BACKEND={value}; expected auto, pyav, or ffmpeg",
+            never={"symphonia": "it is a library for Rust programs, which this is none of; take auto, pyav or ffmpeg"},
         ),
     ] = "auto"
     inflight_max_bytes: (

@@ -18,7 +18,9 @@ from tests.e2e.running import Running, data_url, image_part, picture, running, t
 from tests.models.served import Served
 from tests.models.sounds import DATA, SOUND, encode, measure, prompt
 from tests.pipeline.bundles import unpack_bundle
+from tests.pipeline.ffmpeg import made_ffmpeg, real_ffmpeg
 from tests.pipeline.sounds import encoded, tone, wav, wav_of
+from tools.load.processes import tree
 
 NAMES = ["qwen3_omni", "qwen3_asr", "inkling"]
 SECOND, SHORT = tone(16_000, 1.0), tone(16_000, 0.25, hertz=1000)
@@ -230,6 +232,30 @@ def test_settings_of_the_operator(engines: Hearing, host: MediaHost) -> None:
         assert answer.error == (400, "multimodal_processing_failed")
         assert "processing took longer than 0.5 s" in answer.message
         assert gateway.chat([sound_part(FILE)], model="qwen3_asr").status == 200
+
+
+def test_the_ffmpeg_program_hears_the_same(engines: Hearing, tmp_path: Path) -> None:
+    """A program that hangs is ended with its job, and while there is none, sounds are refused and pictures served."""
+    put = tmp_path / "bin" / "ffmpeg"
+    path = str(made_ffmpeg(put.parent, "exec sleep 100"))
+    environment = {"SMG_AUDIO_DECODE_BACKEND": "ffmpeg", "SMG_AUDIO_PROCESS_TIMEOUT_SECS": "1", "PATH": path}
+    with running("--worker-urls", *engines.urls, "--pool-processes=1", engines=[], environment=environment) as gateway:
+        until(lambda: len(models(gateway)) == len(NAMES), what="every model is served")
+        before = set(tree(gateway.gateway.pid))
+        answer = gateway.chat([sound_part(FILE)], model="qwen3_asr")
+        assert answer.error == (400, "multimodal_processing_failed")
+        assert "processing took longer than 1 s" in answer.message
+        assert set(tree(gateway.gateway.pid)) == before
+        put.unlink()
+        answer = gateway.chat([sound_part(FILE)], model="qwen3_asr")
+        assert answer.status == 400 and "ffmpeg executable not found" in answer.message
+        assert gateway.chat([image_part(picture(64, 64))], model="qwen3_omni").status == 200
+        assert len(engines.heard("qwen3_omni")) == 1
+        real_ffmpeg(put.parent)
+        assert gateway.chat([sound_part(FILE)], model="qwen3_asr").status == 200
+        request = engines.heard("qwen3_asr")[-1]
+        assert_features(request.mm_inputs.items[0].encoder_input.inline, "qwen3_asr", SECOND)
+        gateway.given_back()
 
 
 def test_sounds_have_a_width_of_their_own(engines: Hearing) -> None:

@@ -571,8 +571,12 @@ def test_slots_together_are_8_gib_at_most() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("bogus", "unsupported SMG_AUDIO_DECODE_BACKEND=bogus; expected auto, pyav, symphonia, or ffmpeg"),
-        ("Symphonia", "SMG_AUDIO_DECODE_BACKEND symphonia: this version does not yet have decoding with Symphonia"),
+        ("bogus", "unsupported SMG_AUDIO_DECODE_BACKEND=bogus; expected auto, pyav, or ffmpeg"),
+        (
+            "Symphonia",
+            "SMG_AUDIO_DECODE_BACKEND symphonia: it is a library for Rust programs, which this is none of; take auto, "
+            "pyav or ffmpeg",
+        ),
     ],
 )
 def test_a_decoder_of_sounds_that_is_not_there_stops(text: str, words: str) -> None:
@@ -587,15 +591,16 @@ def test_a_bad_video_backend_stops_and_a_good_one_does_not() -> None:
         assert settings(SMG_VIDEO_DECODE_BACKEND=good).warnings == ()
 
 
-def test_a_video_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenCV stops the start; the ffmpeg program may come later."""
     monkeypatch.setitem(sys.modules, "cv2", None)  # as if it were not there
     assert failure(SMG_VIDEO_DECODE_BACKEND="opencv").message.startswith(
         "Configuration error: SMG_VIDEO_DECODE_BACKEND opencv: cv2 cannot be imported (pip install opencv-python-"
     )
     monkeypatch.setenv("PATH", "/nowhere")
-    assert settings(SMG_VIDEO_DECODE_BACKEND="ffmpeg").warnings == (
+    assert settings(SMG_VIDEO_DECODE_BACKEND="ffmpeg", SMG_AUDIO_DECODE_BACKEND="ffmpeg").warnings == (
         "SMG_VIDEO_DECODE_BACKEND is ffmpeg, which is not in PATH: clips are refused until it is",
+        "SMG_AUDIO_DECODE_BACKEND is ffmpeg, which is not in PATH: sounds are refused until it is",
     )
 
 
