@@ -24,7 +24,7 @@ _FEED = "nut"
 # The version of NUT that tells of padding is an experimental one: there since long before the oldest program used here.
 _FEED_OPTIONS = {"syncpoints": "none", "strict": "experimental"}
 _TIME_BASE = Fraction(1, 1000)
-# libavcodec's names of what NUT describes well enough for another decoder; of most others it leaves out sizes of blocks.
+# libavcodec's names of what NUT describes well enough for another decoder; of others it lacks sizes of blocks.
 # Not Vorbis, of which programs up to 7.0 at least get a channel wrong where PyAV and libvorbis agree.
 _LOSSY = {"mp2", "mp3", "aac", "opus", "ac3", "eac3", "amr_nb", "g722"}
 _PLAIN = {f"pcm_{kind}{end}" for kind in ("s16", "s24", "s32", "f32", "f64") for end in ("le", "be")}
@@ -33,6 +33,7 @@ _FED = frozenset({*_LOSSY, *_PLAIN, "flac", "pcm_u8", "pcm_alaw", "pcm_mulaw"})
 # channels.
 _ANSWER = "au"
 _HEADER = struct.Struct(">4s5I")
+_MOST_HEADER_BYTES = 4096
 _DOUBLE = 7
 _BLOCK_BYTES = 1 << 18
 _MOST_CHANNELS = 64  # that libswresample brings into another form
@@ -84,7 +85,8 @@ def _chunks(packets: Iterator[Any], stream: AudioStream) -> Iterator[bytes]:
 
 def _frames(program: Program, header: bytearray) -> Iterator[AudioFrame]:
     magic, begin, _, kind, rate, channels = _HEADER.unpack(header)
-    if magic != b".snd" or kind != _DOUBLE or begin < _HEADER.size or not 1 <= channels <= _MOST_CHANNELS:
+    is_sound = magic == b".snd" and kind == _DOUBLE and 1 <= channels <= _MOST_CHANNELS
+    if not is_sound or not _HEADER.size <= begin <= _MOST_HEADER_BYTES:
         raise MediaError("audio decode error: ffmpeg answers with something else than samples")
     program.fill(memoryview(bytearray(begin - _HEADER.size)))
     item = 8 * channels
