@@ -99,8 +99,9 @@ def inspect(data: memoryview, max_bytes: int, check: Check, by: Decode | None = 
 
 
 def decode(data: memoryview, count: int, check: Check, by: Decode | None = None) -> Sound:
-    """The samples of a file of which `inspect`, with the same `by`, found `count`.  Raises MediaError, also for samples that are no
-    numbers.
+    """The samples of a file of which `inspect`, with the same `by`, found `count`.
+
+    Raises MediaError, also for samples that are no numbers.
     """
     samples, at, rate = np.empty(count, np.float32), 0, 0
     with _opened(data) as (container, stream):
