@@ -76,8 +76,8 @@ def shares(config: Config, *, workers: int | None = None) -> tuple[Share, ...]:
 
 
 def outside_bytes(pool: Pool, media: Media) -> int:
-    """Of one pool process, which does one job at a time: the ffmpeg program has its limit of memory, OpenCV reads a file
-    in memory.
+    """Of one pool process, with one job at a time: the ffmpeg program has its limit of memory, OpenCV reads a file in
+    memory.
     """
     program = pool.process_memory_bytes if "ffmpeg" in (media.video_backend, media.audio_backend) else 0
     return max(program, media.video_max_input_bytes if media.video_backend == "opencv" else 0)
