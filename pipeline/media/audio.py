@@ -86,8 +86,8 @@ def preload() -> None:
 def inspect(data: memoryview, max_bytes: int, check: Check, by: Decode | None = None) -> Facts:
     """Decode once, keeping nothing.  `max_bytes`: of one channel's samples in float32, at the file's rate.
 
-    `by`: who decodes instead of PyAV, of codecs that can be fed to it.  Raises MediaError: no sound, nothing in it, more
-    than `max_bytes`.
+    `by`: who decodes instead of PyAV, of codecs that can be fed to it.  Raises MediaError: no sound, nothing in it,
+    more than `max_bytes`.
     """
     with _opened(data) as (container, stream):
         _check_length(_stated_samples(stream), max_bytes)
