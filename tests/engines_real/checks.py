@@ -8,7 +8,8 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from tests.engines_real.answers import (
     picture_part,
     prompt_ids,
 )
-from tools.launch import Gateway, LaunchError
+from tests.engines_real.tally import Tally
+from tools.launch import Gateway, request
 from tools.load.bodies import made_unique
 
 StartEngine = Callable[..., contextlib.AbstractContextManager[int]]
 UNIQUE = itertools.count(1)
+_LEAST_PIXELS = 1 << 20  # bytes; the cases of a run send some megabytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +43,16 @@ class Bench:
 
     command: list[str]
     quiet: list[str]
-    start_engine: StartEngine  # (float_pixels, hide_bundle) -> port
+    start_engine: StartEngine  # keyword arguments of the engine -> port
     journal: Path | None
     folder: Path
 
     @contextlib.contextmanager
-    def gateway(self, engine_port: int, transport: str, model: str = "tiny-qwen3vl") -> Iterator[Gateway]:
+    def gateway(
+        self, engine_port: int, transport: str, model: str = "tiny-qwen3vl", *, processing: str = "auto"
+    ) -> Iterator[Gateway]:
         flags = ["--worker-urls", f"grpc://127.0.0.1:{engine_port}", "--multimodal-tensor-transport", transport]
+        flags += [] if processing == "auto" else ["--mm-processing", processing]
         started = Gateway(self.command, [*flags, *self.quiet], log=self.folder / "gateway.log")
         try:
             ready = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "ready?"}]}
@@ -124,6 +130,16 @@ def gateway_worker_port(gateway: Gateway) -> int:
     return int(str(arguments[arguments.index("--worker-urls") + 1]).rpartition(":")[2])
 
 
+def _by_transport(bench: Bench, gateway: Gateway, transport: str) -> None:
+    """Pixels went the way that was asked for: a segment that cannot be written would be replaced in silence."""
+    _, text = request(gateway.host, gateway.metrics_port, "/metrics")
+    found = re.findall(r'^smg_mm_tensor_bytes_total\{path="(\w+)",.*\} (\S+)$', text.decode(), re.MULTILINE)
+    by_path = {path: int(float(count)) for path, count in found}
+    pixels = by_path.pop(transport, 0)
+    if pixels < _LEAST_PIXELS or sum(by_path.values()) > pixels // 100:  # side tensors are always inline
+        raise Differs(f"{pixels} bytes of tensors by {transport}, else {by_path}")
+
+
 def _nothing_left(bench: Bench, gateway: Gateway, transport: str) -> None:
     """Published names are consumed; the gateway's own masters go with the gateway."""
     names = [name for name in os.listdir("/dev/shm") if name.startswith(f"smg-tokenspeed-{gateway.pid}-")]
@@ -136,16 +152,25 @@ CHECKS: dict[str, Check] = {case: functools.partial(_case, case) for case in CAS
     "image_shapes streamed": streamed_as_whole,
     "order of two pictures": order_matters,
     "distinct pictures at once": _at_once,
+    "tensors by that transport": _by_transport,
     "no segment left": _nothing_left,
 }
 
 
-def run(name: str, check: Callable[[], None]) -> bool:
-    """Run one check and print its line."""
-    try:
-        check()
-    except (Differs, LaunchError, OSError) as error:
-        print(f"FAIL  {name}: {error}", flush=True)
-        return False
-    print(f"ok    {name}", flush=True)
-    return True
+def on_engine(
+    tally: Tally, bench: Bench, group: str, checks: Mapping[str, Check], transport: str, **how: object
+) -> None:
+    """The wanted ones of these checks, on an engine of their own that is started with `how`."""
+    wanted = tally.chosen(group, checks)
+    if not wanted:
+        return
+    with tally.group(group), bench.start_engine(**how) as port, bench.gateway(port, transport) as started:
+        for name, check in wanted.items():
+            tally.run(name, functools.partial(check, bench, started, transport))
+
+
+def by_tensors(tally: Tally, bench: Bench, label: str, **how: object) -> None:
+    """Every case by raw and float pixels, inline and by segments."""
+    for pixels, transport in itertools.product(("raw", "float"), ("inline", "shm")):
+        floats = pixels == "float"
+        on_engine(tally, bench, f"{label} {pixels} {transport}", CHECKS, transport, float_pixels=floats, **how)

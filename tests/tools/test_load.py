@@ -24,6 +24,7 @@ from av.video.frame import PictureType
 from PIL import Image
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from tests.pipeline.clips import clip, moving_noise
 from tools.launch import ROOT
 from tools.load.bodies import Bodies, Kind, made_unique, media_files, parse_mix
 from tools.load.client import Outcome, closed_loop, open_loop
@@ -191,6 +192,17 @@ def test_a_film_is_a_film() -> None:
     body = json.loads(next(Bodies("m", [Kind(1, 160, 96, "mp4")], stream=False, max_tokens=4)).data)
     part = body["messages"][0]["content"][0]
     assert part["type"] == "video_url" and part["video_url"]["url"].startswith("data:video/mp4;base64,")
+
+
+def test_a_unique_matroska_clip_has_the_same_frames() -> None:
+    file = clip(moving_noise(12), container="webm", codec="libvpx-vp9")
+    other = made_unique(file, 7)
+    assert other != file
+    decoded = []
+    for data in (file, other):
+        with av.open(io.BytesIO(data)) as container:
+            decoded.append([frame.to_ndarray().tobytes() for frame in container.decode(video=0)])
+    assert len(decoded[0]) == 12 and decoded[0] == decoded[1]
 
 
 def test_a_sound_is_a_sound() -> None:

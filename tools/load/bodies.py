@@ -90,7 +90,7 @@ def _made(kind: Kind, seed: int) -> bytes:
 
 def made_unique(file: bytes, number: int) -> bytes:
     """The same under another content hash: a comment in a JPEG, a text chunk in a PNG, an unknown box or chunk at the
-    end of MP4 and WAV; others as they are.
+    end of MP4, Matroska and WAV; others as they are.
     """
     note = f"request {number}".encode()
     if file[:2] == b"\xff\xd8":
@@ -101,6 +101,8 @@ def made_unique(file: bytes, number: int) -> bytes:
         return file[:33] + chunk + file[33:]  # behind the header chunk
     if file[8:12] == b"WAVE":
         return file + b"note" + (len(note) + len(note) % 2).to_bytes(4, "little") + note + b" " * (len(note) % 2)
+    if file[:4] == b"\x1a\x45\xdf\xa3":
+        return file + b"\xec" + bytes([0x80 | len(note)]) + note
     if file[4:8] == b"ftyp":
         return file + (len(note) + 8).to_bytes(4, "big") + b"free" + note
     return file
