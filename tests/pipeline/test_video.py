@@ -186,6 +186,16 @@ def test_variable_rate_is_the_average_over_the_clip() -> None:
     assert found.rate == pytest.approx(41 / 5.0, rel=0.06)
 
 
+def test_a_header_that_contradicts_the_times_is_not_believed() -> None:
+    """The pauses grow and frames are stored out of order: the writer's sum of them ends before the last frame."""
+    times = [number * number for number in range(40)]
+    data = clip(moving_noise(len(times)), times=times)
+    with av.open(io.BytesIO(data)) as container:
+        stated = container.streams.video[0].average_rate
+    assert stated is not None and float(stated) == pytest.approx(40 / 13.83)
+    assert 40 / 16 <= look(data).rate <= 40 / 15.21  # the last frame comes after 15.21 seconds
+
+
 def test_one_frame_is_a_clip() -> None:
     data = clip(gray_levels(1), rate=25)
     assert (look(data).frames, look(data).rate) == (1, 25.0)
