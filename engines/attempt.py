@@ -161,6 +161,11 @@ class Attempt:
         """Whether every choice has its end."""
         return self._is_regular
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether it reads the request's tensors, or has read them: its stream is known to `reading`."""
+        return self._is_sent
+
     def has_nothing_to_lose(self) -> None:
         """No hand-over can be under way: a decode leg, too, is dropped at once."""
         self._is_dropped_late = False
@@ -235,7 +240,7 @@ class Attempt:
         self._trial.answered()
         self._answered()
         self._has_read = self._role != "encode"  # which has accepted it, and may not have read it yet
-        if placement.copied and self._has_read:
+        if placement.own and self._has_read:
             self._around.in_background(self._around.transport.end(placement, consumed=True))
 
     def _ends_well(self, stream: "Stream[Any]") -> None:

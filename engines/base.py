@@ -96,7 +96,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     `structural`: the whole replacement in the prompt, markers included; `features`: the runs that receive embeddings.
     `primary`: this item's rows of the primary tensor (empty when the form is without tensors); `side`: its rows of
     every side tensor, in the family's order.  `encoded`: the media as they came, when the form asks for them; valid as
-    long as the tensors are.  `segment`, when set, holds the primary tensor and nothing else; it is this item's alone.
+    long as the tensors are.  `segment`, when set, may be handed on and holds the primary tensor alone.
     """
 
     content_hash: str
@@ -130,6 +130,10 @@ class SharedSegment(Protocol):
     @property
     def is_unread(self) -> bool:
         """Whether a published name is still there: its reader has not consumed it."""
+        ...
+
+    def share(self) -> "SharedSegment":
+        """A further use of the same bytes, published, withdrawn and settled on its own."""
         ...
 
     def withdraw(self) -> None:

@@ -3,7 +3,9 @@ worker.
 
 Rule: an encode leg is an attempt of a request that has one item.  Its answer only says that the item was accepted, so
 what it placed in shared memory stays until the prefill worker has begun to answer (`release`); then every item was
-encoded.  A leg that fails before ends the whole attempt, for the prefill leg would wait in vain.
+encoded.  A prefill worker that knows the items already may do so before they were accepted, or even sent, so the
+request's tensors are free when both have happened to all.  A leg that fails before ends the whole attempt, for the
+prefill leg would wait in vain.
 """
 
 import asyncio
@@ -34,8 +36,8 @@ class MediaWatch(Protocol):
 class Encodings:
     """The encode legs of one request; none when `workers` (one for every item, in prompt order) is empty.
 
-    `meetings`: where the prefill worker finds each item.  `begin` gives a task for every leg, which ends after
-    `release`, or raises before.
+    `meetings`: where the prefill worker finds each item.  `begin` gives a task for every one of `attempts`, which ends
+    after `release`, or raises before.
     """
 
     def __init__(
@@ -44,9 +46,9 @@ class Encodings:
         self.meetings = tuple(meeting_at(worker) for worker in workers)
         self._released = asyncio.Event()
         self._media = media
-        self._unread = len(workers)
+        self._unread = self._unfinished = len(workers)
         alone = _one_by_one(request) if workers else ()
-        self._attempts = [
+        self.attempts = [
             Attempt(
                 worker,
                 msgspec.structs.replace(item, leg=Leg("encode", meeting=meeting)),
@@ -60,10 +62,10 @@ class Encodings:
 
     @property
     def send_s(self) -> float:
-        return max((attempt.send_s for attempt in self._attempts), default=0.0)
+        return max((attempt.send_s for attempt in self.attempts), default=0.0)
 
     def begin(self) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(self._encode(attempt)) for attempt in self._attempts]
+        return [asyncio.create_task(self._encode(attempt)) for attempt in self.attempts]
 
     def release(self) -> None:
         self._released.set()
@@ -72,6 +74,13 @@ class Encodings:
         async with aclosing(attempt.events()) as events:
             async for _ in events:
                 await self._released.wait()
+                self._finished()
+
+    def _finished(self) -> None:
+        """One item was accepted, and the prefill worker has begun to answer."""
+        self._unfinished -= 1
+        if self._unfinished == 0:
+            self._media.consumed()
 
     def _read(self) -> None:
         """One item was taken; the backlog's room is given back when all of them are."""

@@ -225,6 +225,7 @@ class _Couple:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         begun = time.monotonic()
+        attempts = [*self._encodings.attempts, self._prefill]
         before = [*self._encodings.begin(), asyncio.create_task(_drained(self._prefill.events()))]
         decode = self._decode.events()
         try:
@@ -237,14 +238,17 @@ class _Couple:
         finally:
             if self._decode.is_complete:
                 self._encodings.release()
+                # nobody needs what was not sent yet, and the tensors are given back now
+                await _ended([leg for leg, attempt in zip(before, attempts, strict=True) if not attempt.is_sent])
                 self._around.in_background(_ended(before, LAST_PREFILL_WORD_S))
             else:
                 await _ended(before)
 
     def _prefilled(self) -> None:
-        """The prefill worker has begun to answer: it has had the embeddings of every item."""
+        """The prefill worker has begun to answer: it has had the embeddings of every item, or knows them."""
         self._encodings.release()
-        self._media.consumed()
+        if not self._encodings.attempts:
+            self._media.consumed()
 
     async def _first(self, before: list[asyncio.Task[None]], decode: AsyncGenerator[Event, None]) -> Event:
         """The decode leg's first event; whichever leg fails before raises."""

@@ -8,9 +8,10 @@ The decision is made for every attempt anew, for the worker chosen for it.
 Theory of operation.  `place` gives one attempt a `Placement`: the handles of the tensors that lie in segments.  A
 tensor that a pool process already wrote into a segment has that one published under a fresh name; others, and for an
 engine that keeps its files those in a segment that is not meant for that, are copied into segments of their own, which
-the placement owns.  A placement ends exactly once, by `end(consumed=...)`: these are settled; a tensor's own segment
-stays the caller's, who settles it when `engines.generation` says so, and only has its names withdrawn when the attempt
-failed.  File operations and copies run
+the placement owns, as it does a use of its own of a segment that may be handed on: several attempts of one request may
+have such a one, and each reader is done with it at another time.  A placement ends exactly once, by
+`end(consumed=...)`: what it owns is settled; a segment of the caller stays the caller's, who settles it when
+`engines.generation` says so, and only has its names withdrawn when the attempt failed.  File operations and copies run
 in one thread of the transport, so that the event loop never waits.
 """
 
@@ -118,8 +119,9 @@ Placements = Mapping[str, Placed]
 class Placement:
     """The segments and RDMA slots of one attempt.
 
-    `handles`: by key, for tensors that are not inline.  `published`: segments of the caller that got a name.  `leases`:
-    slots, each with its generation.  Nobody but `Transport` makes or ends one.
+    `handles`: by key, for tensors that are not inline.  `published`: segments of the caller that got a name; `own`:
+    those that are settled with the placement.  `leases`: slots, each with its generation.  Nobody but `Transport` makes
+    or ends one.
     """
 
     def __init__(self, reader: str, *, keeps: bool = False) -> None:
@@ -128,7 +130,7 @@ class Placement:
         self.handles: dict[str, Placed] = {}
         self.leases: list[Lease] = []
         self.published: list[SharedSegment] = []
-        self.copied: list[SharedSegment] = []
+        self.own: list[SharedSegment] = []
         self.ended = False
 
     @property
@@ -136,7 +138,7 @@ class Placement:
         """Whether the worker has still to read a segment or a slot."""
         if self.ended:
             return False
-        segments = (*self.published, *self.copied)
+        segments = (*self.published, *self.own)
         return any(segment.is_unread for segment in segments) or any(lease.is_unread for lease in self.leases)
 
 
@@ -205,7 +207,7 @@ class Transport:
         if consumed:  # else a reader may be at work, and its slots wait for its word
             for lease in placement.leases:
                 lease.release()
-        if placement.copied or (placement.published and not consumed):
+        if placement.own or (placement.published and not consumed):
             await self._in_thread(lambda: _end(placement, consumed))
 
     def close(self) -> None:
@@ -273,7 +275,10 @@ class Transport:
 
     def _publish(self, placement: Placement, outgoing: Outgoing) -> str | None:
         written = outgoing.segment
-        if written is not None and (written.is_handed_on or not placement.keeps):
+        if written is not None and written.is_handed_on:
+            placement.own.append(written.share())
+            return placement.own[-1].publish()
+        if written is not None and not placement.keeps:
             placement.published.append(written)
             return written.publish()
         segment = (
@@ -281,7 +286,7 @@ class Transport:
         )
         if segment is None:
             return None
-        placement.copied.append(segment)
+        placement.own.append(segment)
         return segment.publish()
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
@@ -308,7 +313,7 @@ def _end(placement: Placement, consumed: bool) -> None:
     if not consumed:
         for segment in placement.published:
             _quietly(segment.withdraw)
-    for segment in placement.copied:
+    for segment in placement.own:
         _quietly(partial(segment.settle, consumed=consumed, reader=placement.reader))
 
 

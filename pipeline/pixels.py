@@ -36,8 +36,8 @@ Buffers = tuple[tuple[memoryview, ...], ...]  # by distinct item, then by positi
 
 class Pixels(msgspec.Struct, frozen=True):
     """The tensors of a request: `buffers` by distinct item; `segment` when they lie back to back in one, by
-    position; `apart`: by position, the use of a segment that holds one item and may be handed on.  `encoded`: the media
-    as they came, by distinct item, when the form asks for them.
+    position; `apart`: by position, a segment that holds this item alone and may be handed on.  `encoded`: the media as
+    they came, by distinct item, when the form asks for them.
     """
 
     looks: tuple[Look, ...]
@@ -275,9 +275,10 @@ class PixelMaker:
             assert isinstance(entry.place, InFile)
             self._note(asked, want, None if is_mine else entry)
             asked.ticket.media.keep(self._cache.join(entry))
+            use = entry.place.segment.share()  # readers have uses of their own, and the entry knows how its job ended
+            asked.ticket.media.keep(partial(use.settle, consumed=True))
             for index in want.looks:
-                for position in asked.looks[index].item.positions:
-                    uses[position] = self._in_custody(entry.place.segment.share(), asked.ticket)
+                uses |= dict.fromkeys(asked.looks[index].item.positions, use)
             steps.append((want, entry, is_mine))
         views = await self._spans(asked, spans, steps)
         for index, look in enumerate(asked.looks):

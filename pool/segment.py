@@ -64,9 +64,8 @@ class Segment:
         return not self._is_settled and any(self._directory.has(name) for name in self._names)
 
     def withdraw(self) -> None:
-        """Remove every published name that a reader has not consumed; the bytes stay, for another attempt.  Settled
-        segments have none.
-        """
+        """Remove every published name that a reader has not consumed; the bytes stay, for another attempt."""
+        self._check()
         if self._remove_names():
             self._is_doubtful = True
 

@@ -56,4 +56,7 @@ def no_blocking_calls() -> Iterator[BlockBuster]:
     with blockbuster_ctx(scanned_modules=["pool", "engines", "pipeline"]) as blocker:
         for function in ("os.link", "os.unlink", "os.stat"):  # names in a tmpfs: microseconds, no device behind it
             blocker.functions[function].can_block_in("pool/shm_directory.py", {"publish", "unlink", "has"})
+        # the store's lock, also taken in threads: bookkeeping, and files that are removed
+        moments = {"take", "take_idle", "_find_or_create", "lend", "begin_use", "end_use", "has_room", "idle_bytes"}
+        blocker.functions["threading.Lock.acquire"].can_block_in("pool/segments.py", moments)
         yield blocker

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import Running, image_part, picture, text_part, until
+from tests.e2e.running import Running, image_part, picture, running, text_part, until
 from tests.e2e.test_other_engines import Worker, fleet
+from tests.e2e.test_pairs_faults import Crew
 from tests.e2e.test_shared_memory import front_of, masters
 from tests.pipeline.bundles import unpack_bundle
 from tools.demo.flow import MODEL
@@ -176,3 +177,24 @@ def test_beside_a_vllm_worker_of_the_same_form(tmp_path: Path, bundle: Path) -> 
         assert gateway.published() == []
         assert [len(worker.seen()) for worker in workers] == [4, 4]
         assert all(record["by_segment"] for worker in workers for record in worker.seen())
+
+
+def test_encode_workers_take_them_too(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    bundle = unpack_bundle("llava15", tmp_path_factory.mktemp("llava"))
+    with running("--epd-disaggregation", *SHM, engines=()) as gateway, contextlib.ExitStack() as stack:
+        crew = Crew(gateway, tmp_path, bundle, "tokenspeed", "encode", "prefill", "decode")
+        stack.callback(crew.stop)
+        encode, names = crew.workers["encode"], set()
+        for number in range(6):
+            crew.hold("prefill", "decode")  # as those that wait for what the encode worker sends
+            asking = crew.ask()
+            until(lambda number=number: len(encode.seen("encode")) > number, what="the item")  # type: ignore[misc]
+            for role in ("prefill", "decode"):
+                crew.holds[role].unlink()
+            assert asking.answer.status == 200
+            gateway.given_back()
+            names |= set(masters(gateway))
+        assert 1 <= len(names) <= 2, "used again"
+        items = [record["message"]["mm_inputs"]["items"] for record in encode.seen("encode")]
+        assert len(items) == 6 and all("shm" in item["encoder_input"] for [item] in items)
+        assert "leaves shared-memory names" not in gateway.log()

@@ -2,6 +2,7 @@
 own.
 """
 
+import copy
 import itertools
 import os
 from dataclasses import dataclass, field
@@ -67,16 +68,26 @@ class Figures:
 
 
 class DirectorySegment:
-    """A master file with published links beside it, as `pool.segment.Segment` keeps them."""
+    """A master file with published links beside it, as `pool.segment.Segment` keeps them; `uses`: settled and not."""
 
     def __init__(self, store, buffers, *, is_handed_on=False):
-        self._store = store
         self.is_handed_on = is_handed_on
         self.master = store.directory / f"master-{next(store.numbers)}"
         self.master.write_bytes(b"".join(buffers))
         self._fd = os.open(self.master, os.O_RDONLY)
+        self.uses = []
+        self._begin(store)
+
+    def _begin(self, store):
+        self._store = store
         self.names = []
         self.settled = None
+        self.uses.append(self)
+
+    def share(self):
+        use = copy.copy(self)
+        use._begin(self._store)
+        return use
 
     @property
     def nbytes(self):
@@ -92,7 +103,7 @@ class DirectorySegment:
 
     @property
     def is_unread(self):
-        return os.fstat(self._fd).st_nlink > 1
+        return self.settled is None and os.fstat(self._fd).st_nlink > 1
 
     def withdraw(self):
         for name in self.names:
@@ -102,8 +113,9 @@ class DirectorySegment:
         assert self.settled is None, "settled twice"
         self.settled, self.reader = consumed, reader
         self.withdraw()
-        self.master.unlink()
-        os.close(self._fd)
+        if all(use.settled is not None for use in self.uses):
+            self.master.unlink()
+            os.close(self._fd)
 
 
 class DirectoryStore:

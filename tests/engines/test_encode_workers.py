@@ -1,6 +1,7 @@
 """Encode workers before pairs of TokenSpeed workers, over real gRPC: who is sent what, and what a failed item does."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
@@ -138,6 +139,35 @@ async def test_files_stay_until_the_prefill_worker_answers(tmp_path):
         let_go.set()
         await run
         assert bench.free == [True]
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+async def test_a_prefill_worker_that_needs_no_item(tmp_path, is_complete):
+    """It knows them: its answer, or even the whole answer, may come before they were sent.  Tensors are given back when
+    nothing reads them, and what was not sent is not sent any more.
+    """
+    async with fleet(tmp_path, mode="shm", shm_min_bytes=64) as (bench, [encode], prefill, decode):
+        sending, go_on, answer = threading.Event(), threading.Event(), asyncio.Event()
+        write = bench.store.write
+
+        def slow(buffers, *, handed_on):
+            sending.set()
+            assert go_on.wait(10) and not bench.free, "its bytes are being read"
+            return write(buffers, handed_on=handed_on)
+
+        bench.store.write = slow
+        prefill.otherwise = regular_answer(11)
+        decode.otherwise = regular_answer(11) if is_complete else waits(answer, regular_answer(11))
+        run = asyncio.create_task(bench.events(with_media(bench, 1)))
+        await until(lambda: prefill.finished and sending.is_set() and (not is_complete or decode.finished))
+        await asyncio.sleep(0.05)
+        assert bench.free == [] and not run.done()
+        go_on.set()
+        if not is_complete:
+            await until(lambda: bench.free == [True])
+            answer.set()
+        assert [event.token_ids for event in await run] == [[11], []]
+        assert bench.free == [not is_complete] and len(encode.encoded) == int(not is_complete)
 
 
 async def test_the_same_picture_goes_to_the_same_encode_worker(tmp_path):

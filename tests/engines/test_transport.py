@@ -128,12 +128,28 @@ async def test_who_hands_names_on_takes_only_segments_that_may_be(transport, sto
     sender = transport(shm_min_bytes=1)
     keeper = Reader(runtime="tokenspeed", keeps_segments=True)
     placement = await sender.place([out("a", 1000, segment=mine)], keeper)
-    assert [copy.is_handed_on for copy in store.segments] == ([] if is_handed_on else [True])
-    assert len(mine.names) == int(is_handed_on)
+    assert [copied.is_handed_on for copied in store.segments] == ([] if is_handed_on else [True])
     assert (store.directory / placement.handles["a"].name).read_bytes() == b"".join(tensor(1000).buffers)
     await sender.end(placement, consumed=True)
     mine.settle(consumed=True)
     assert store.files == []
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_each_attempt_has_a_use_of_its_own_of_what_is_handed_on(transport, store, order):
+    """Encode workers are done with the items of a request one after the other, and perhaps after the request is."""
+    mine = DirectorySegment(store, tensor(1000).buffers, is_handed_on=True)
+    sender = transport(shm_min_bytes=1)
+    keepers = [Reader(url=url, runtime="tokenspeed", keeps_segments=True) for url in "ab"]
+    placements = [await sender.place([out("x", 1000, segment=mine)], keeper) for keeper in keepers]
+    names = [placement.handles["x"].name for placement in placements]
+    mine.settle(consumed=True, reader="prefill")
+    first, second = order
+    await sender.end(placements[first], consumed=first == 0)
+    assert store.files == [mine.master.name, names[second]]
+    await sender.end(placements[second], consumed=second == 0)
+    assert store.files == []
+    assert [(use.settled, use.reader) for use in mine.uses] == [(True, "prefill"), (True, "a"), (False, "b")]
 
 
 @pytest.mark.parametrize(("mode", "ahead"), [("shm", True), ("inline", False), ("rdma", False)])

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -191,7 +192,7 @@ class Request:
     """One request for the tensors of `pictures` (small numbers), of `pages` pages each.
 
     `leave` is what the end of a request does; `result` what it got, with the bytes checked; `publish` names it for an
-    engine.  `apart`: for one that hands names on.
+    engine.  `apart`: for one that hands names on; `is_late`: that is done with them before the request is.
     """
 
     def __init__(
@@ -206,10 +207,12 @@ class Request:
         dtype: str = "float32",
         hints: Hints = PLAIN,
         min_bytes: int = 1,
+        is_late: bool = False,
     ) -> None:
         self._stand = stand
         self._apart = apart
-        self._copies: list[Segment] = []
+        self._is_late = is_late
+        self._placed: list[Segment] = []
         self.ticket = Ticket("id", "route")
         form = Form(dtype)
         whole = stand.inputs.try_reserve([1])
@@ -256,13 +259,11 @@ class Request:
             return []
         named = []
         for job, (buffer,) in zip(self.jobs, pixels.buffers, strict=True):
-            segment = pixels.apart.get(job.item)
-            if segment is None:
-                segment = self._stand.segments.write([buffer], handed_on=True)
-                if segment is None:  # inline
-                    continue
-                self._copies.append(segment)
-            named.append((segment.publish(), content(job)))
+            written = pixels.apart.get(job.item)
+            segment = written.share() if written else self._stand.segments.write([buffer], handed_on=True)
+            if segment is not None:  # else inline
+                self._placed.append(segment)
+                named.append((segment.publish(), content(job)))
         return named
 
     async def leave(self, *, consumed: bool = True) -> None:
@@ -271,6 +272,6 @@ class Request:
             self.task.cancel()
             await asyncio.wait([self.task])
         self.ticket.media_consumed = consumed
-        self.ticket.custody.close()
-        for copy in self._copies:
-            copy.settle(consumed=consumed)
+        ends = [self.ticket.custody.close, *(partial(one.settle, consumed=consumed) for one in self._placed)]
+        for end in ends[:: -1 if self._is_late else 1]:  # an attempt may end before or after its request
+            end()
