@@ -21,13 +21,16 @@ import logging  # noqa: E402
 import resource  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
-from pipeline import ceiling, frontend, logs  # noqa: E402
-from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError, Media, Pool  # noqa: E402
-from pipeline.flags import Invocation, parse  # noqa: E402
-from pipeline.jobs import MediaWorkshop  # noqa: E402
-from pipeline.setting import Resolved  # noqa: E402
-from pool.link import FrontendLink  # noqa: E402
-from pool.supervisor import Supervisor  # noqa: E402
+try:
+    from pipeline import ceiling, frontend, logs
+    from pipeline.config import EXIT_CONFIG, EXIT_OK, Config, ConfigError, Media, Pool
+    from pipeline.flags import Invocation, parse
+    from pipeline.jobs import MediaWorkshop
+    from pipeline.setting import Resolved
+    from pool.link import FrontendLink
+    from pool.supervisor import Supervisor
+except ModuleNotFoundError as _error:
+    sys.exit(f"gateway.py: {_error} in {sys.executable}: tools/setup makes .venv, tools/run starts it from there")
 
 _log = logging.getLogger("mediagate")
 

@@ -265,15 +265,17 @@ def template_message(index: int, message: Message, parts: list[MediaPart]) -> di
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)
     if message.tool_calls:
-        found["tool_calls"] = [tool_call(call) for call in message.tool_calls]
+        found["tool_calls"] = [
+            tool_call(call, f"messages[{index}].tool_calls[{number}]") for number, call in enumerate(message.tool_calls)
+        ]
     return found
 
 
-def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def tool_call(call: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A call in the history; templates want its arguments as an object, clients send them as text."""
     function = call.get("function")
     if not isinstance(function, dict):
-        raise GatewayError("process_messages_failed", "a tool call in the history has no function")
+        raise GatewayError("process_messages_failed", f"{place}: a tool call in the history has no function")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
@@ -281,7 +283,7 @@ def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError) as error:
             raise GatewayError(
                 "process_messages_failed",
-                f"Failed to parse tool call arguments as JSON: {arguments[:80]!r}. Error: {error}",
+                f"{place}: Failed to parse tool call arguments as JSON: {arguments[:80]!r}. Error: {error}",
             ) from None
     return {**call, "function": {**function, "arguments": arguments}}
 

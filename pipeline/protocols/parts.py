@@ -111,11 +111,8 @@ def describe(text: str, value_at: Callable[[str], Any], kind: Any) -> GatewayErr
     match = _PATH.match(text)
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".")
-    if missing := _MISSING.search(what):
-        param = ".".join(part for part in (path, missing["name"]) if part)
-        return GatewayError(
-            "missing_required_parameter", f"Invalid JSON data: missing field `{missing['name']}`", param=param
-        )
+    if absent := _MISSING.search(what):
+        return _missing(path, absent["name"])
     if length := _LENGTH.search(what):
         return _wrong_length(path, length, value_at(path))
     if bound := _BOUND.search(what):
@@ -214,8 +211,14 @@ def no_media_of(role: str) -> str:
 
 def missing(place: str) -> GatewayError:
     """A member that is not there; `place` is its path."""
-    name = place.rsplit(".", 1)[1]
-    return GatewayError("missing_required_parameter", f"Invalid JSON data: missing field `{name}`", param=place)
+    within, _, name = place.rpartition(".")
+    return _missing(within, name)
+
+
+def _missing(within: str, name: str) -> GatewayError:
+    where = f"{within}: " if within else ""
+    param = f"{within}.{name}" if within else name
+    return GatewayError("missing_required_parameter", f"Invalid JSON data: {where}missing field `{name}`", param=param)
 
 
 def check_content_type(value: str) -> None:

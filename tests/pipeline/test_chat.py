@@ -175,7 +175,7 @@ def test_why_a_body_is_no_json(body: bytes, why: str) -> None:
         ({"type": "input_image", "image_url": "data:,"}, "input_image", "", 'this API calls it "image_url"'),
         ({"type": "input_text", "text": "x"}, "input_text", "", 'this API calls it "text"'),
         ({"type": "refusal", "refusal": "x"}, "refusal", "", ""),
-        ({"text": "x"}, "<missing>", ".type", "missing field `type`"),
+        ({"text": "x"}, "<missing>", ".type", "messages[0].content[1]: missing field `type`"),
         ({"type": 5}, "<missing>", ".type", "HERE: Expected `str`, got `int`"),
         ("bare", "<missing>", "", "HERE: Expected `object`, got `str`"),
         ({"type": "image_url"}, "image_url", ".image_url", "HERE is missing"),
@@ -186,7 +186,12 @@ def test_why_a_body_is_no_json(body: bytes, why: str) -> None:
             ".image_url",
             "HERE: Expected `str | object | null`, got `int`",
         ),
-        ({"type": "image_url", "image_url": {}}, "image_url", ".image_url.url", "missing field `url`"),
+        (
+            {"type": "image_url", "image_url": {}},
+            "image_url",
+            ".image_url.url",
+            "messages[0].content[1].image_url: missing field `url`",
+        ),
         ({"type": "image_url", "image_url": {"url": 5}}, "image_url", ".image_url.url", "HERE must be a string"),
         (
             {"type": "image_url", "image_url": {"url": "http://a/b", "max_long_side_pixel": "28"}},
@@ -288,6 +293,7 @@ def test_history_tool_calls_become_objects() -> None:
     assert found.messages[0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     broken = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     error = refusal({"messages": [{"role": "assistant", "content": None, "tool_calls": [broken]}, *USER]})
+    assert error.message.startswith("messages[0].tool_calls[0]: ")
     assert error.code == "process_messages_failed"
 
 

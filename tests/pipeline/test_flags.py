@@ -1,6 +1,9 @@
 """The command line as a user meets it: help, versions, actions, usage errors; and the lines the peer's tools send."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,7 +72,6 @@ def test_version_lines() -> None:
 
 def test_the_version_is_the_packages() -> None:
     import configparser
-    from pathlib import Path
 
     setup = configparser.ConfigParser()
     setup.read(Path(__file__).parents[2] / "setup.cfg")
@@ -178,6 +180,14 @@ def test_the_line_of_the_oracle_runner() -> None:
     assert config.media.allow_private_hosts is True
     for flag in re.findall(r"--\S+", line):
         assert flag in HELP
+
+
+def test_a_python_without_the_packages_is_told_so() -> None:
+    """As of a machine's own Python, or before the set-up."""
+    bare = [sys.executable, "-S", "-E", "gateway.py", "--version"]  # -S: without site-packages
+    done = subprocess.run(bare, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(r"gateway\.py: No module named '\w+' in \S+: tools/setup makes .*\n", done.stderr)
 
 
 def test_the_demo_takes_no_setting_it_would_not_use() -> None:
