@@ -83,7 +83,7 @@ class Feed:
     def first_time(self) -> int:
         """The earliest time in the stream, which some decoders count from."""
         efforts = self._efforts or [Effort.FULL] * len(self._times)
-        return min(time for time, effort in zip(self._times, efforts, strict=True) if effort is not Effort.NONE)
+        return min(time for time, effort in zip(self._times, efforts, strict=True) if effort > Effort.LEFT_OUT)
 
     def chunks(self) -> Iterator[bytes]:
         """The stream, a packet at a time.  Raises what reading packets raises."""
@@ -92,7 +92,7 @@ class Feed:
             track = out.add_stream_from_template(self._stream, opaque=True)
             track.time_base = TIME_BASE
             for at, packet in enumerate(packets(self._container, self._stream, self._check)):
-                if self._efforts is not None and self._efforts[at] is Effort.NONE:
+                if self._efforts is not None and self._efforts[at] <= Effort.LEFT_OUT:
                     continue
                 packet.stream, packet.time_base = track, TIME_BASE
                 packet.pts, packet.dts, packet.duration = self._times[at], BEGIN + 2 * at, 0

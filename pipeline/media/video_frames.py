@@ -3,6 +3,7 @@
 A packet whose frame is not wanted is decoded only when it is a reference (`skip_frame` NONREF), of H.264 only when one
 that is decoded may refer to it (`h264_references.py`).  From the last wanted frame of a run of packets that starts with
 a key frame to the next such run nothing is decoded at all: the decoder is emptied and starts afresh, as after a seek.
+So are frames of a run that are shown before its key frame left out, unless wanted: they refer to the run before.
 All savings are given up, and the clip is decoded in full (`thrifty` false), when a frame does not come out at the time
 its packet promised.
 """
@@ -27,10 +28,11 @@ class Missed(Exception):
 class Effort(IntEnum):
     """What is done with a packet."""
 
-    NONE = 0  # not decoded
-    HEADERS = 1  # taken in without its macroblocks
-    IF_REFERRED_TO = 2
-    FULL = 3
+    NONE = 0  # not decoded: the decoder starts afresh behind it
+    LEFT_OUT = 1  # not decoded, and nothing behind it refers to it
+    HEADERS = 2  # taken in without its macroblocks
+    IF_REFERRED_TO = 3
+    FULL = 4
 
 
 def wanted_frames(
@@ -90,6 +92,7 @@ def _decoded(
     for packet, effort in _with_efforts(packets(container, stream, check), efforts):
         if effort is Effort.NONE:
             has_gap = True
+        if effort <= Effort.LEFT_OUT:
             continue
         if has_gap:
             yield from decoder.decode(None)
@@ -134,7 +137,7 @@ def plan_efforts(notes: Sequence[Note], aims: frozenset[int]) -> list[Effort]:
             efforts[kept:end] = [Effort.NONE] * (end - kept)
         if not needs_run_before:  # their references may not be there
             for at in leading:
-                efforts[at] = Effort.NONE
+                efforts[at] = min(efforts[at], Effort.LEFT_OUT)
         next_needs_all = needs_run_before
     return efforts
 
@@ -144,10 +147,24 @@ def _planned(
 ) -> list[Effort]:
     if headers is None:
         return plan_efforts(notes, aims)
-    notes = [note._replace(is_key=note.is_key and headers.is_beginning(at)) for at, note in enumerate(notes)]
+    begins = {at for at, note in enumerate(notes) if note.is_key and headers.is_beginning(at)} - _led(notes)
+    notes = [note._replace(is_key=at in begins) for at, note in enumerate(notes)]
     efforts = plan_efforts(notes, aims)
     spare_references(efforts, notes, headers, check)
     return efforts
+
+
+def _led(notes: Sequence[Note]) -> set[int]:
+    """Key frames of open groups: frames follow that are shown before them.  H.264 counts references, so these cannot be
+    left out; without their macroblocks they cost next to nothing, and the group is no run of its own.
+    """
+    found, key = set(), 0
+    for at, note in enumerate(notes):
+        if note.is_key:
+            key = at
+        elif _is_before(note.time, notes[key].time):
+            found.add(key)
+    return found
 
 
 def spare_references(efforts: list[Effort], notes: Sequence[Note], headers: Headers, check: Callable[[], None]) -> None:
@@ -157,7 +174,7 @@ def spare_references(efforts: list[Effort], notes: Sequence[Note], headers: Head
     """
     given: list[int] = []
     for at in range(len(efforts) + 1):
-        if at < len(efforts) and efforts[at] is not Effort.NONE:
+        if at < len(efforts) and efforts[at] > Effort.LEFT_OUT:
             if efforts[at] is Effort.FULL or headers.is_referred_to(at):
                 given.append(at)
             continue

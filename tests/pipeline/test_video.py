@@ -150,10 +150,26 @@ def test_what_nobody_wants_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_leading_pictures_need_the_group_before() -> None:
     """I0 P3 B1 B2 | I6 B4 B5 P9: to show 4, the group before is decoded to its end; to show 6 it is not."""
     notes = [Note(time, time in (0, 6)) for time in (0, 3, 1, 2, 6, 4, 5, 9)]
-    none, referred, full = Effort.NONE, Effort.IF_REFERRED_TO, Effort.FULL
+    none, out, referred, full = Effort.NONE, Effort.LEFT_OUT, Effort.IF_REFERRED_TO, Effort.FULL
     assert plan_efforts(notes, frozenset({4})) == [referred] * 4 + [referred, full, none, none]
     assert plan_efforts(notes, frozenset({6})) == [none] * 4 + [full, none, none, none]
-    assert plan_efforts(notes, frozenset({0, 9})) == [full, none, none, none, referred, none, none, full]
+    assert plan_efforts(notes, frozenset({0, 9})) == [full, none, none, none, referred, out, out, full]
+
+
+@pytest.mark.parametrize("name", ["h264 open groups", "hevc open groups", "mpeg2", "h264 intra refresh"])
+def test_open_groups_are_not_decoded_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may begin with one: what refers to the run before is left out, and the first attempt brings every frame."""
+    data = clip(moving_noise(60), **CODECS[name])
+    whole = all_of(data)
+    once = video._frames
+
+    def only_once(*given: Any, thrifty: bool = True) -> Any:
+        assert thrifty
+        return once(*given, thrifty=thrifty)
+
+    monkeypatch.setattr(video, "_frames", only_once)
+    for indices in ([0, 30, 59], [2, 41], [17, 18, 50]):
+        assert np.array_equal(taken(data, indices), whole[indices])
 
 
 def test_a_clip_whose_frames_do_not_appear_is_decoded_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
