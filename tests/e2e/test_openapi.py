@@ -10,7 +10,16 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from pipeline.protocols.described import chat, completions, messages, models, responses, tokens, workers
+from pipeline.protocols.described import (
+    chat,
+    completions,
+    messages,
+    models,
+    response_events,
+    responses,
+    tokens,
+    workers,
+)
 from pipeline.protocols.described.errors import Error, MessagesError
 from pipeline.protocols.described.operation import Operation
 from tests.e2e.running import CHAT, MODEL, Answer, Running, image_part, picture, question, running, text_part, until
@@ -88,14 +97,27 @@ def test_messages(gateway: Running, text: str, fields: dict[str, Any]) -> None:
     is_what_is_said(gateway.call("POST", "/v1/messages/count_tokens", body), messages.COUNT_TOKENS)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": [{"type": "function", **LOOK}]}, {"max_output_tokens": 2}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [{"type": "function", **LOOK}]},
+        {"max_output_tokens": 2},
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    ],
+)
 @pytest.mark.parametrize("text", ["hi", CALL, THOUGHT])
 def test_responses(gateway: Running, text: str, fields: dict[str, Any]) -> None:
     body = {"model": MODEL, "input": text, **fields}
     made = is_what_is_said(gateway.call("POST", "/v1/responses", body), responses.RESPONSES)
     streamed = gateway.call("POST", "/v1/responses", {**body, "stream": True})
-    kinds = [event.type for event in events(streamed, responses.RESPONSES)]
-    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+    told = events(streamed, responses.RESPONSES)
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    last = response_events.CutShort if "max_output_tokens" in fields else response_events.Completed
+    assert isinstance(told[0], response_events.Created) and isinstance(told[-1], last)
+    assert told[-1].response.output == [
+        event.item for event in told if isinstance(event, response_events.ItemDone)
+    ] and len(told[-1].response.output) == len(made.output)
     path = f"/v1/responses/{made.id}"
     is_what_is_said(gateway.call("GET", path), responses.GET_RESPONSE)
     is_what_is_said(gateway.call("GET", f"{path}/input_items?order=asc&limit=1"), responses.INPUT_ITEMS)
@@ -247,6 +269,9 @@ def test_a_stream_that_breaks_off(gateway: Running) -> None:
     assert isinstance(chats[-1], chat.StreamError)
     whole = {**body, "messages": [{"role": "user", "content": fault}]}
     assert isinstance(events(gateway.call("POST", "/v1/messages", whole), messages.MESSAGES)[-1], messages.MessageError)
+    asked = {"model": MODEL, "input": fault, "stream": True}
+    *_, last = events(gateway.call("POST", "/v1/responses", asked), responses.RESPONSES)
+    assert isinstance(last, response_events.Failed) and last.response.error.code == "worker_stream_failed"
 
 
 def test_schemathesis_finds_nothing() -> None:

@@ -2,10 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from pipeline.protocols.described.chat import AnswerLogprob
 from pipeline.protocols.described.operation import (
     BODY_REFUSALS,
     ENGINE_REFUSALS,
@@ -18,69 +16,9 @@ from pipeline.protocols.described.operation import (
     Parameter,
     Told,
 )
+from pipeline.protocols.described.response_events import RESPONSE_EVENTS
+from pipeline.protocols.described.response_items import Failure, Incomplete, OutputItem, ResponseUsage
 from pipeline.protocols.responses import ResponsesRequest
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputText(Told, frozen=True, tag="output_text"):
-    text: str
-    annotations: list[Any]
-    logprobs: list[AnswerLogprob] | UnsetType = UNSET
-
-
-class ReasoningText(Told, frozen=True, tag="reasoning_text"):
-    text: str
-
-
-class OutputMessage(Told, frozen=True, tag="message"):
-    id: str
-    role: Literal["assistant"]
-    content: list[OutputText]
-    status: ItemStatus | UnsetType = UNSET
-
-
-class OutputReasoning(Told, frozen=True, tag="reasoning"):
-    id: str
-    summary: list[Any]
-    content: list[ReasoningText]
-    status: ItemStatus | UnsetType = UNSET
-
-
-class OutputCall(Told, frozen=True, tag="function_call"):
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: ItemStatus | UnsetType = UNSET
-
-
-OutputItem = OutputMessage | OutputReasoning | OutputCall
-
-
-class InputDetails(Told, frozen=True):
-    cached_tokens: int
-
-
-class OutputDetails(Told, frozen=True):
-    reasoning_tokens: int
-
-
-class ResponseUsage(Told, frozen=True):
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens_details: OutputDetails
-
-
-class Incomplete(Told, frozen=True):
-    reason: Literal["max_output_tokens"]
-
-
-class Failure(Told, frozen=True):
-    code: str
-    message: str
 
 
 class ReasoningTold(Told, frozen=True):
@@ -131,16 +69,6 @@ class Response(Told, frozen=True):
     conversation: ConversationTold | UnsetType = UNSET
 
 
-class ResponseEvent(msgspec.Struct, frozen=True):
-    """Of any kind: `response.created`, `response.in_progress`; for each item `response.output_item.added`, its parts
-    and deltas, `response.output_item.done`; then exactly one of `response.completed`, `response.incomplete` and
-    `response.failed`.
-    """
-
-    type: str
-    sequence_number: int
-
-
 class Deleted(Told, frozen=True):
     id: str
     object: Literal["response"]
@@ -169,7 +97,7 @@ RESPONSES = Operation(
     text="Kept in memory for `previous_response_id` unless `store` is false.",
     takes=ResponsesRequest,
     gives=Response,
-    events=(ResponseEvent,),
+    events=RESPONSE_EVENTS,
     refuses=(
         *BODY_REFUSALS,
         "input_items_empty",
