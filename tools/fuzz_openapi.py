@@ -10,6 +10,7 @@ gateway must live, hold nothing and have no fault in its log.  Arguments after `
 """
 
 import http.client
+import importlib.util
 import json
 import subprocess
 import sys
@@ -50,7 +51,7 @@ _FLAGS = (
 
 
 # One request after the other, with what the last one told: not those of workers, as the only engine would be removed.
-PROGRAM = Path(sys.executable).with_name("schemathesis")
+PROGRAM = (sys.executable, "-m", "schemathesis.cli")  # the script in .venv/bin knows where .venv was made
 _STATEFUL = (
     *("--phases", "stateful"),
     *("--exclude-path-regex", "^/workers"),
@@ -63,7 +64,7 @@ def run(*arguments: str) -> tuple[int, str]:
     with site("--api-key", KEY, "--server-timing") as place, tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "openapi.json"
         file.write_text(json.dumps(narrowed(_document(place))))
-        command = [str(PROGRAM), "run", str(file), "--url", place.gateway.url]
+        command = [*PROGRAM, "run", str(file), "--url", place.gateway.url]
         command += ["--checks", ",".join(CHECKS), *_FLAGS, "-H", f"Authorization: Bearer {KEY}", *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         try:
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stateful", action="store_true", help="follow ids through the routes instead")
     parser.add_argument("more", nargs="*", help="arguments of schemathesis")
     options = parser.parse_args(arguments)
-    if not PROGRAM.exists():
+    if importlib.util.find_spec("schemathesis") is None:
         parser.error("schemathesis is not installed: tools/test installs what tests need")
     limit = ["--max-time", str(options.seconds)] if options.seconds else []
     limit += _STATEFUL if options.stateful else ()
