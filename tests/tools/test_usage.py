@@ -39,7 +39,7 @@ MISTAKES = [
     ("endure", "stop", "invalid choice: 'stop'"),
     ("fuzz", "--cases -1", "argument --cases: expected an integer, at least 0"),
     ("fuzz_openapi", "--examples 0", "argument --examples: expected an integer, at least 1"),
-    ("engine_checks", "--gateway 'a", 'argument --gateway: "\'a": No closing quotation'),
+    ("first_byte", "--ours 'a", 'argument --ours: "\'a": No closing quotation'),
     ("family_table", "--only foo --no-peer", "argument --only: 'foo' is none of "),
 ]
 
