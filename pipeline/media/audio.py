@@ -22,6 +22,7 @@ from av.container import InputContainer
 from numpy.typing import NDArray
 
 from pipeline.media import audio_program
+from pipeline.media.image_header import HTML, is_html
 from pipeline.media.window import Window
 from pipeline.models.base import MediaError
 
@@ -124,7 +125,7 @@ def _opened(data: memoryview) -> Iterator[tuple[InputContainer, AudioStream]]:
     try:
         container = av.open(Window(data), mode="r", metadata_errors="replace", container_options=options)
     except (av.error.InvalidDataError, av.error.ArgumentError):  # the second: a format that is not on the list
-        raise MediaError("audio decode error: no known format") from None
+        raise MediaError(f"audio decode error: {HTML if is_html(data) else 'no known format'}") from None
     except (av.error.FFmpegError, ValueError) as error:
         raise MediaError(f"audio decode error: {_described(error)}") from None
     with container:

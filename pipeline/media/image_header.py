@@ -28,6 +28,8 @@ _SIGNATURES = (
 
 # Formats clients do send and this gateway does not read: named in the refusal.
 _HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
+_BLANKS = b"\xef\xbb\xbf \t\r\n"
+HTML = "this is an HTML page"
 _CLIPS = (b"\x1a\x45\xdf\xa3", b"OggS", b"ID3", b"fLaC")  # Matroska and WebM first
 _RIFF_OTHERS = (b"AVI ", b"WAVE")
 
@@ -61,7 +63,7 @@ def sniff(data: memoryview) -> str | None:
 
 def name_foreign(data: memoryview) -> str:
     """What the bytes seem to be when `sniff` does not know them, in words for the client."""
-    start = bytes(data[:256]).lstrip(b"\xef\xbb\xbf \t\r\n")
+    start = bytes(data[:256]).lstrip(_BLANKS)
     if not start:
         return "there are no bytes"
     if start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS:
@@ -72,12 +74,14 @@ def name_foreign(data: memoryview) -> str:
         return "PDF is not a picture"
     if start[:2] == b"\x1f\x8b":
         return "gzip-compressed data is not a picture"
-    lowered = start[:256].lower()
-    if b"<svg" in lowered:
+    if b"<svg" in start.lower():
         return "SVG is not a raster picture"
-    if lowered.startswith((b"<!doctype html", b"<html")):
-        return "this is an HTML page"
-    return "the format is not known"
+    return HTML if is_html(data) else "the format is not known"
+
+
+def is_html(data: memoryview) -> bool:
+    """What a host sends instead of a medium that is not there, or not for everybody."""
+    return bytes(data[:256]).lstrip(_BLANKS).lower().startswith((b"<!doctype html", b"<html"))
 
 
 def webp_canvas(data: memoryview) -> tuple[int, int] | None:

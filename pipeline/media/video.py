@@ -28,7 +28,7 @@ from pipeline.media import video_opencv, video_program
 from pipeline.media.cap import capped, capped_size
 from pipeline.media.h264_references import Headers
 from pipeline.media.image import MAX_PIXELS
-from pipeline.media.image_header import sniff
+from pipeline.media.image_header import HTML, is_html, sniff
 from pipeline.media.video_feed import Beginnings, Feed, can_feed
 from pipeline.media.video_frames import Missed, wanted_frames
 from pipeline.media.video_timeline import frame_rate, read_timeline
@@ -264,7 +264,7 @@ def _opened(
         OverflowError,
         IndexError,
     ) as error:  # IndexError: tracks PyAV was not told of
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = HTML if is_html(data) else getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise MediaError(f"video decode error: {reason[:200]}") from error
 
 

@@ -174,6 +174,7 @@ def test_a_recording_cut_out_of_a_stream() -> None:
     [
         (b"", "no known format"),
         (b"hello", "no known format"),
+        (b"<html><body>404", "this is an HTML page"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "no known format"),
         (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "no known format"),
         (b"ffconcat version 1.0\nfile '/etc/passwd'\n", "no known format"),

@@ -313,6 +313,12 @@ def test_a_picture_is_told_that_it_is_no_clip(kind: str) -> None:
     assert str(refused.value) == f"video decode error: this is a {kind} picture, not a clip"
 
 
+def test_a_page_of_the_host_is_told_so() -> None:
+    """What comes for a link that has expired."""
+    with pytest.raises(MediaError, match="^video decode error: this is an HTML page$"):
+        look(b"\n<!DOCTYPE html><html><title>Sign in</title></html>")
+
+
 def test_a_format_that_is_not_read_is_told_so() -> None:
     sound = b"RIFF\x24\x08\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x80\x3e\0\0\x02\0\x10\0data\0\x08\0\0" + bytes(
         2048
