@@ -39,6 +39,7 @@ _NO_MACROBLOCK = b"\0\0\3\0\xff\xff\xff"
 _FIRST_MACROBLOCK = 0x80
 # What libavcodec takes for another stream, or for start codes, where lengths are expected.
 _ODD_BEGINNINGS = (b"\0\0\0\1", b"\1")
+_MOST_UNITS = 2048  # of a packet
 _MOST_NOTED = 400_000  # slices of a clip, each a few hundred bytes of memory
 
 
@@ -60,6 +61,7 @@ class Headers:
         extradata = stream.codec_context.extradata or b""
         self._prefix = length_bytes("h264", extradata)
         self._slices: list[tuple[bytes, ...] | None] = []
+        self._sees_all = True
         self._noted = 0
         self._beginnings: set[int] = set()
         try:
@@ -73,20 +75,27 @@ class Headers:
         return cls(stream) if stream.codec_context.name == "h264" else None
 
     def see(self, packet: "Packet[VideoStream]") -> None:
-        data, at = bytes(packet), len(self._slices)
+        data = bytes(packet)
         try:
-            self._slices.append(tuple(self._windows(data)))
-        except Unclear:
+            if packet.is_keyframe and self._begins(data):
+                self._beginnings.add(len(self._slices))
+            if packet.has_sidedata("new_extradata"):
+                raise Unclear
+            self._slices.append(tuple(self._windows(data)) if self._sees_all else None)
+        except Unclear:  # from here on other parameter sets may count
+            self._sees_all = False
             self._slices.append(None)
-        if packet.has_sidedata("new_extradata"):
-            self._slices[at] = None
-        if packet.is_keyframe and self._begins(data):
-            self._beginnings.add(at)
+
+    def _units(self, data: bytes) -> Iterator[tuple[int, int]]:
+        for count, place in enumerate(units(data, self._prefix)):
+            if count == _MOST_UNITS:
+                raise Unclear
+            yield place
 
     def _begins(self, data: bytes) -> bool:
         """Whether the first frame or field in a packet refers to no other."""
         has_slice = False
-        for begin, _ in units(data, self._prefix):
+        for begin, _ in self._units(data):
             unit = data[begin : begin + WINDOW]
             if len(unit) < 2 or not is_slice(unit[0]):
                 continue
@@ -100,7 +109,7 @@ class Headers:
     def _windows(self, data: bytes) -> Iterator[bytes]:
         if self._prefix and data.startswith(_ODD_BEGINNINGS):
             raise Unclear
-        for begin, end in units(data, self._prefix):
+        for begin, end in self._units(data):
             if begin >= end or end > len(data) or data[begin] & 0x80 or data.find(b"\0\0\1", begin, end) >= 0:
                 raise Unclear
             if is_slice(data[begin]):
@@ -144,16 +153,18 @@ class Headers:
     def hollow(self, packet: "Packet[VideoStream]") -> "Packet[VideoStream]":
         """The same packet as far as headers tell: of the slices the first is left, without a macroblock.
 
-        The packet itself when it is cut, or when lengths have no room for more.
+        The packet itself when it is cut or made of too many pieces, or when lengths have no room for more.
         """
         data, pieces, has_slice = bytes(packet), [], False
-        for begin, end in units(data, self._prefix):
+        for count, (begin, end) in enumerate(units(data, self._prefix)):
+            if end > len(data) or count == _MOST_UNITS:
+                return packet
             unit = data[begin:end]
             if unit and is_slice(unit[0]):
                 if has_slice:
                     continue
                 has_slice, unit = True, unit[:1] + _NO_MACROBLOCK + unit[1:]
-            if end > len(data) or (self._prefix and len(unit) >> 8 * self._prefix):
+            if self._prefix and len(unit) >> 8 * self._prefix:
                 return packet
             pieces.append(len(unit).to_bytes(self._prefix, "big") + unit if self._prefix else b"\0\0\1" + unit)
         made = cast("Packet[VideoStream]", Packet(b"".join(pieces)))

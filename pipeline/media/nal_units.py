@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-START_CODE = re.compile(rb"\x00\x00\x01")
+_START_CODE = re.compile(rb"\x00\x00\x01")
 
 
 def length_bytes(codec: str, extradata: bytes) -> int:
@@ -20,12 +20,20 @@ def units(data: bytes, prefix: int) -> Iterator[tuple[int, int]]:
     An end may lie behind the packet's, when that is cut.
     """
     if not prefix:
-        codes = [found.span() for found in START_CODE.finditer(data)]
-        ends = [*(start for start, _ in codes[1:]), len(data)]
-        yield from ((begin, end) for (_, begin), end in zip(codes, ends, strict=False))
+        yield from _between_start_codes(data)
         return
     at = 0
     while at + prefix < len(data):
         begin = at + prefix
         at = begin + int.from_bytes(data[at:begin], "big")
         yield begin, at
+
+
+def _between_start_codes(data: bytes) -> Iterator[tuple[int, int]]:
+    begin = -1
+    for code in _START_CODE.finditer(data):
+        if begin >= 0:
+            yield begin, code.start()
+        begin = code.end()
+    if begin >= 0:
+        yield begin, len(data)

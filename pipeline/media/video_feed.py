@@ -49,7 +49,7 @@ class Beginnings:
         if self._codec not in ("h264", "hevc"):
             return True
         data = bytes(packet)
-        firsts = [data[begin] for begin, end in units(data, self._prefix) if begin < min(end, len(data))]
+        firsts = (data[begin] for begin, end in units(data, self._prefix) if begin < min(end, len(data)))
         if self._codec == "h264":  # IDR
             return any(first & 0x1F == 5 for first in firsts)
         return any(16 <= first >> 1 & 0x3F <= 21 for first in firsts)  # BLA, IDR, CRA

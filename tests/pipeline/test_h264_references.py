@@ -356,13 +356,15 @@ def test_other_parameter_sets_on_the_way_are_not_followed() -> None:
     """As when two recordings are put one behind the other."""
     first, second = (made(f"{PYRAMID}:repeat-headers=1", 20, size, container="mpegts") for size in ((48, 64), (32, 48)))
     headers = headers_of(first)
-    for _, packet in packets_of(second):
-        headers.see(packet)
+    for data in (second, first):
+        for _, packet in packets_of(data):
+            headers.see(packet)
     assert len(headers.picture(0)) == 1
-    with pytest.raises(Unclear):
-        headers.picture(20)
-    assert not headers.is_idr(20)
-    assert headers.is_beginning(20)
+    for at in (20, 40):  # nor, from then on, what looks like the first ones
+        with pytest.raises(Unclear):
+            headers.picture(at)
+        assert not headers.is_idr(at)
+        assert headers.is_beginning(at)
 
 
 @settings(max_examples=100, deadline=None)
@@ -400,6 +402,54 @@ def test_damage_is_an_answer() -> None:
             assert len(str(error)) < 400
             outcomes["refused"] += 1
     assert outcomes["refused"] < 80 and outcomes[4, 48, 64, 3] > 0
+
+
+def with_lengths(extradata: bytes) -> bytes:
+    """The one sequence and the one picture parameter set of an MP4 file, as units of a packet."""
+    middle = 8 + int.from_bytes(extradata[6:8], "big")
+    end = middle + 3 + int.from_bytes(extradata[middle + 1 : middle + 3], "big")
+    sets = extradata[8:middle], extradata[middle + 3 : end]
+    return b"".join(len(one).to_bytes(4, "big") + one for one in sets)
+
+
+def test_two_recordings_in_one_track() -> None:
+    """Joined without coding them again: the second one's parameter sets come with its key frames."""
+    params = PYRAMID.replace("keyint=60:min-keyint=60", "keyint=10:min-keyint=10")
+    parts = made(params, 30), made(f"{params}:ref=3:weightp=0", 30)
+    joined, at = io.BytesIO(), 0
+    with av.open(joined, "w", format="matroska") as out:
+        track: Any = None
+        for part in parts:
+            for stream, packet in packets_of(part):
+                track = track or out.add_stream_from_template(stream)
+                if part is parts[1] and packet.is_keyframe:
+                    sets = with_lengths(stream.codec_context.extradata)
+                    fresh = av.Packet(sets + bytes(packet))
+                    fresh.is_keyframe, fresh.time_base = True, packet.time_base
+                    fresh.pts, fresh.dts = packet.pts, packet.dts
+                    packet = fresh
+                packet.stream = track
+                packet.pts, packet.dts = packet.pts + at, packet.dts + at
+                out.mux(packet)
+            at += 30 * 1024
+    data = joined.getvalue()
+    whole = all_of(data)
+    assert len(whole) == 60
+    for indices in ([3, 17, 29], [3, 33, 47, 58], [44, 52]):
+        assert np.array_equal(taken(data, indices), whole[indices])
+
+
+def test_a_packet_of_nothing_but_start_codes_is_left_alone() -> None:
+    """However long it is, only its beginning is looked at."""
+    stream, _ = next(packets_of(made(PYRAMID, 4, container="mpegts")))
+    headers = Headers(stream)
+    packet = av.Packet(b"\0\0\1\x65" * 3_000_000)
+    packet.time_base, packet.is_keyframe = Fraction(1, 10), True
+    headers.see(packet)
+    assert not headers.is_beginning(0)
+    with pytest.raises(Unclear):
+        headers.picture(0)
+    assert headers.hollow(packet) is packet
 
 
 def test_lengths_without_room_leave_a_packet_as_it_is() -> None:
