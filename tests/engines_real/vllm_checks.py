@@ -32,7 +32,8 @@ def with_vllm(tally: Tally, bench: Bench, model: Path, nixl: pair_checks.FindNix
         for kind in redis_mode.SIDECARS:
             _by_sidecar(tally, bench, model, servicer, kind)
         on_engine(tally, bench, label, SDK_CHECKS, "inline", servicer=servicer)
-    pair_checks.with_pairs(tally, bench, model, nixl)
+    for servicer in SERVICERS:
+        pair_checks.with_pairs(tally, bench, model, servicer, nixl)
 
 
 def _by_sidecar(tally: Tally, bench: Bench, model: Path, servicer: str, kind: str) -> None:

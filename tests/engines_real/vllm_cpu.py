@@ -103,7 +103,7 @@ class Nixl:
     @property
     def environment(self) -> dict[str, str]:
         side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.port)}
-        return {"PYTHONPATH": str(self.path), "UCX_TLS": "tcp,self,sysv,posix,cma", "UCX_NET_DEVICES": "lo", **side}
+        return {"UCX_TLS": "tcp,self,sysv,posix,cma", "UCX_NET_DEVICES": "lo", **side}
 
 
 @contextlib.contextmanager
@@ -131,13 +131,17 @@ def vllm_engine(
     command += ["--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}']
     command += ["--no-mm-device-do-normalize"] * float_pixels
     environment = os.environ | OFFLINE | {"SMG_VLLM_SERVICER_WARMUP": "off"} | dict(settings or {})
+    packages = []
     if servicer == "rust":
-        environment |= {"SMG_VLLM_SERVICER_IMPL": "rust", "PYTHONPATH": str(_rust_servicer(bin_folder))}
+        packages.append(_rust_servicer(bin_folder))
+        environment |= {"SMG_VLLM_SERVICER_IMPL": "rust"}
         environment |= {"SMG_VLLM_SERVICER_KV_EVENTS": "0"}  # else it listens on a port that two engines share
     environment |= {"SMG_VLLM_MM_PROCESSOR": processor} if processor else {}
     if nixl is not None:
         command += ["--kv-transfer-config", nixl.config]
+        packages.append(nixl.path)
         environment |= nixl.environment
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, packages))} if packages else {}
     begun = log.stat().st_size if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
