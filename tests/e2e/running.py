@@ -145,7 +145,8 @@ class Engine:
 
     def seen(self, event: str = "") -> list[dict[str, Any]]:
         """What it wrote into its journal: `generate`, `refused`, `cancelled`, `abort`."""
-        lines = [json.loads(line) for line in self._journal.read_text().splitlines()]
+        whole, _, _ = self._journal.read_text().rpartition("\n")  # one that was killed may have begun another line
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if event in ("", line["event"])]
 
 

@@ -68,7 +68,8 @@ class Worker:
         self._process.wait(20)
 
     def seen(self, event: str = "generate") -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self._journal.read_text().splitlines()]
+        whole, _, _ = self._journal.read_text().rpartition("\n")  # one that was killed may have begun another line
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [line for line in lines if line["event"] == event]
 
 

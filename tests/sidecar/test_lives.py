@@ -85,7 +85,7 @@ def test_two_share_one_queue(pair: list[Sidecar], worker: Worker) -> None:
 
 
 def test_the_start_is_told_in_lines_that_can_be_read(pair: list[Sidecar]) -> None:
-    lines = pair[0].log.read_text().split(" logger=")
+    lines = [line.partition(" logger=")[0] for line in pair[0].log.read_text().splitlines()]
     told = [line.partition(" INFO ")[2] for line in lines if " INFO " in line]
     assert [line for line in told if line.startswith("settings: --redis-url=set (flag), ")]
     (workers,) = [line for line in told if line.startswith("serves workers that were started with ")]

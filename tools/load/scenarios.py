@@ -61,7 +61,7 @@ SCENARIOS = (
     Scenario("tokenspeed-inline", "1x1080p", INLINE, 50, runtime="tokenspeed"),
     Scenario("sound30-inline", "1x30s:wav", INLINE, 100, runtime="tokenspeed", bundle="qwen3_omni", is_exact=False),
     Scenario("sglang-inline", "1x1080p", INLINE, 50, (("cpu", 0.60, 0.42),), runtime="sglang"),
-    Scenario("text", "", INLINE, 1000, (("cpu", 2.0, 1.3),)),
+    Scenario("text", "", INLINE, 1000, (("cpu", 1.5, 1.3),)),
     Scenario(
         "concurrency16-shm",
         "1x1080p",
