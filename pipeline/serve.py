@@ -95,11 +95,9 @@ class Doorkeeper:
         if cut:
             await asyncio.wait(cut, timeout=wait_s)
 
-    async def prepare_response(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Before the head of any answer is written.  Behind a body that cannot be read nothing else can be."""
-        if self.is_leaving or request.content.exception() is not None or is_awaited(request):
-            response.force_close()
-            response.headers["Connection"] = "close"
+    def ends_connection(self, request: web.Request) -> bool:
+        """Whether nothing may come behind the answer.  Behind a body that cannot be read nothing else can be."""
+        return self.is_leaving or request.content.exception() is not None or is_awaited(request)
 
     def request_id(self, request: web.Request, prefix: str) -> str:
         """The client's id when it is 1 to 128 visible ASCII characters, else a new one."""
@@ -232,7 +230,7 @@ class Doorkeeper:
             if route.admitted:
                 with ticket.stage("admit"):
                     ticket.custody.keep((await self._slots.enter()).release)
-            return self._dress(await route.handler(request, ticket), ticket)
+            return self._dress(await route.handler(request, ticket), request, ticket)
         except GatewayError as error:
             return self._refuse(error, request, ticket, route.error_body)
         except asyncio.CancelledError:
@@ -253,19 +251,24 @@ class Doorkeeper:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionAbortedError(error.message)
-        return self._dress(error_response(error, body(error, ticket.request_id)), ticket)
+        return self._dress(error_response(error, body(error, ticket.request_id)), request, ticket)
 
-    def _dress(self, response: web.StreamResponse, ticket: Ticket) -> web.StreamResponse:
+    def _dress(self, response: web.StreamResponse, request: web.Request, ticket: Ticket) -> web.StreamResponse:
         if not response.prepared:
-            response.headers.update(self.reply_headers(ticket))
+            response.headers.update(self.reply_headers(request, ticket))
+            if "Connection" in response.headers:
+                response.force_close()
         return response
 
-    def reply_headers(self, ticket: Ticket) -> CIMultiDict[str]:
+    def reply_headers(self, request: web.Request, ticket: Ticket) -> CIMultiDict[str]:
+        """What every answer's head has besides; with `Connection: close` the connection has to be closed, too."""
         headers = CIMultiDict({"x-request-id": ticket.request_id, "Server": "mediagate"})
         if ticket.id_header is not None:
             headers[ticket.id_header] = ticket.request_id
         if self._config.server.server_timing and ticket.stages:
             headers["Server-Timing"] = ticket.server_timing()
+        if self.ends_connection(request):
+            headers["Connection"] = "close"
         return headers
 
 
@@ -289,7 +292,10 @@ class Cors:
     ) -> web.StreamResponse:
         if not _is_preflight(request):
             return await handler(request)
-        return web.Response()
+        response = web.Response()
+        if request.can_read_body:  # no browser's
+            response.force_close()
+        return response
 
     async def prepare_response(self, request: web.Request, response: web.StreamResponse) -> None:
         origin = request.headers.get("Origin")
@@ -315,7 +321,6 @@ def application(config: Config, doorkeeper: Doorkeeper, routes: list[Route]) -> 
     cors = Cors(config.server.cors_allowed_origins) if config.server.cors_allowed_origins else None
     middlewares = [cors.middleware, doorkeeper.foreign_errors()] if cors else [doorkeeper.foreign_errors()]
     app = web.Application(middlewares=middlewares, client_max_size=config.server.max_payload_bytes)
-    app.on_response_prepare.append(doorkeeper.prepare_response)
     if cors:
         app.on_response_prepare.append(cors.prepare_response)
     for route in routes:

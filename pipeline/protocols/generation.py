@@ -133,8 +133,8 @@ def too_long(limit_s: float) -> GatewayError:
 
 
 class Stations(msgspec.Struct, frozen=True):
-    """What the routes of all APIs share.  `reply_headers(ticket)`: what every answer carries.  `go_on(ticket, work)`: a
-    task for work that outlives its request's answer, with what the ticket holds.
+    """What the routes of all APIs share.  `reply_headers(request, ticket)`: what every answer carries.  `go_on(ticket,
+    work)`: a task for work that outlives its request's answer, with what the ticket holds.
     """
 
     config: Config
@@ -143,7 +143,7 @@ class Stations(msgspec.Struct, frozen=True):
     preparation: Preparation
     dispatcher: Dispatcher
     metrics: Metrics
-    reply_headers: Callable[[Ticket], Mapping[str, str]]
+    reply_headers: Callable[[web.Request, Ticket], Mapping[str, str]]
     go_on: Callable[[Ticket, Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
@@ -325,7 +325,7 @@ class GenerationRoute:
             first = await anext(frames)
         if ticket.explains:
             first = explanation(ticket, told) + first
-        headers = self._stations.reply_headers(ticket)
+        headers = self._stations.reply_headers(request, ticket)
         stream = EventStream(request, ticket, headers, self._config.server.sse_keepalive_s, self._api.keepalive)
         failure: GatewayError | None = None
         async with stream:

@@ -202,6 +202,8 @@ class EventStream:
         self._held: tuple[float | None, int] = (None, 0)  # the write last looked at, and what the client had not taken
         self._pinging: set[asyncio.Task[None]] = set()
         self.response = web.StreamResponse(headers=headers)
+        if "Connection" in headers:
+            self.response.force_close()
         self.response.content_type = "text/event-stream"
         self.response.charset = "utf-8"
         self.response.headers["Cache-Control"] = "no-cache"
