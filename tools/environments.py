@@ -35,7 +35,8 @@ def environment(name: str, requirements: Sequence[str]) -> Path:
         print(f"making {folder} ({', '.join(requirements)})", file=sys.stderr, flush=True)
         log = folder.parent / f"{name}.log"
         with log.open("wb") as output:
-            _run([sys.executable, "-m", "venv", str(folder)], output, log)
+            # what is there may be another Python's, which cannot be made ours
+            _run([sys.executable, "-m", "venv", "--clear", str(folder)], output, log)
             pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
             _run([*pip, *requirements], output, log)
         stamp.write_text(wanted)
