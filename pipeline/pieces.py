@@ -15,13 +15,13 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
 MOST_BYTES = 16 << 20  # of one tokenizer's pieces
-LONGEST_PIECE = 1 << 18  # characters: beyond, one text would drive out all others
+LONGEST_TEXT = 1 << 17  # characters: cutting holds the interpreter, 10 ms for the worst text of this length
 _TOKEN_BYTES = 40  # an int and its place in a tuple
 _ENTRY_BYTES = 200
 
@@ -46,8 +46,7 @@ class Cut:
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = tokens
-        longest_first = sorted(tokens, key=len, reverse=True)
-        self._pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._pattern = re.compile(f"({_any_of(tokens)})")
 
     def parts(self, text: str) -> list[str]:
         """Pieces at even places, which may be empty, and the tokens between them at odd ones."""
@@ -74,7 +73,9 @@ class Pieces:
         return self._nbytes
 
     def ids(self, text: str) -> list[int]:
-        """The ids of `text`, as the library encodes the whole."""
+        """The ids of `text`, as the library encodes the whole; a text beyond LONGEST_TEXT is left to it."""
+        if len(text) > LONGEST_TEXT:
+            return self._encode([text])[0]
         parts = self._cut.parts(text)
         known = self._ids_of({part for part in parts[::2] if part})
         found: list[int] = []
@@ -95,8 +96,7 @@ class Pieces:
         new = [piece for piece in pieces if piece not in found]
         for piece, encoded in zip(new, self._encode(new) if new else (), strict=True):
             found[piece] = encoded
-            if len(piece) <= LONGEST_PIECE:
-                self._keep(piece, tuple(encoded))
+            self._keep(piece, tuple(encoded))
         return found
 
     def _keep(self, piece: str, ids: tuple[int, ...]) -> None:
@@ -107,6 +107,26 @@ class Pieces:
             self._nbytes += _cost(piece, ids)
             while self._nbytes > self._most_bytes:
                 self._nbytes -= _cost(*self._known.popitem(last=False))
+
+
+def _any_of(words: Collection[str]) -> str:
+    """An expression for the longest of the words that stands at a place.  Words that begin alike share their beginning,
+    so that a place costs the words' length and not their number: some tokenizers have a thousand.
+    """
+    tails: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            tails.setdefault(word[0], []).append(word[1:])
+    choices = [_branch(letter, further) for letter, further in tails.items()]
+    expression = choices[0] if len(choices) == 1 else f"(?:{'|'.join(choices)})"
+    return f"(?:{expression})?" if "" in words else expression
+
+
+def _branch(begin: str, tails: list[str]) -> str:
+    while len(heads := {tail[:1] for tail in tails}) == 1 and "" not in heads:
+        begin += heads.pop()
+        tails = [tail[1:] for tail in tails]
+    return re.escape(begin) + (_any_of(tails) if any(tails) else "")
 
 
 def _cost(piece: str, ids: tuple[int, ...]) -> int:
@@ -123,7 +143,10 @@ def cut_of(library: LibraryTokenizer) -> Cut | None:
     if not tokens or "" in tokens or not is_clean or library.encode_special_tokens:
         return None
     steps = (*_steps(library.normalizer), *_steps(library.pre_tokenizer))
-    return Cut(tokens) if _BLIND_TO_PLACE.issuperset(steps) else None
+    try:
+        return Cut(tokens) if _BLIND_TO_PLACE.issuperset(steps) else None
+    except RecursionError:  # hundreds of tokens, each the beginning of the next
+        return None
 
 
 def _steps(component: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """Prompts encoded piece by piece against the library's answer for the whole."""
 
 import concurrent.futures
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from pipeline.pieces import Cut, Pieces, cut_of
+from pipeline.pieces import LONGEST_TEXT, Cut, Pieces, cut_of
 from tests.pipeline.bundles import NAMES, bundle
 
 UNHURRIED = settings(deadline=None, max_examples=60)  # the first example may load a bundle
@@ -121,6 +122,7 @@ def test_steps_that_ask_for_the_place_are_not_cut_for() -> None:
     assert cut_of(library) is None
     library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
     assert cut_of(library) is not None
+    assert cut_of(made(*(AddedToken("a" * length, normalized=False) for length in range(1, 2000)))) is None
     library.encode_special_tokens = True
     assert cut_of(library) is None
     assert cut_of(made()) is None
@@ -162,14 +164,39 @@ def test_no_more_is_kept_than_there_is_room_for(texts: list[str]) -> None:
         assert 0 <= pieces.nbytes <= 4000
 
 
-def test_a_text_as_long_as_all_others_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pipeline.pieces.LONGEST_PIECE", 10)
-    pieces = Pieces(Cut({"|": 1000}), lambda them: [list(text.encode()) for text in them])
-    assert pieces.ids("short|" + "long" * 3)[-1] == ord("g")
+def test_a_long_text_is_left_to_the_library() -> None:
+    """Whole: to cut it would hold the interpreter."""
+    encoded: list[str] = []
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        encoded.extend(texts)
+        return [[7] for _ in texts]
+
+    pieces = Pieces(Cut({"|": 1000}), encode)
+    longest = "|".join("a" * 1023 for _ in range(LONGEST_TEXT // 1024)) + "|"
+    assert len(longest) == LONGEST_TEXT and pieces.ids(longest).count(1000) == longest.count("|")
     before = pieces.nbytes
-    assert before > 0 and pieces.ids("long" * 3) and pieces.nbytes == before
+    assert pieces.ids(longest + "b") == [7] and encoded[-1] == longest + "b" and pieces.nbytes == before
+
+
+WORDS = st.lists(st.text("ab<|>_.*\\", min_size=1, max_size=6), min_size=1, max_size=12, unique=True)
+
+
+@given(WORDS, st.data())
+def test_the_longest_word_is_found_first(words: list[str], data: st.DataObject) -> None:
+    """Against the plainest expression for the same."""
+    text = "".join(data.draw(st.lists(st.one_of(st.sampled_from(words), st.text("ab<|>_.*\\", max_size=4)))))
+    plain = re.compile("(" + "|".join(map(re.escape, sorted(words, key=len, reverse=True))) + ")")
+    assert Cut(dict.fromkeys(words, 1)).parts(text) == plain.split(text)
+
+
+def test_a_thousand_tokens_that_begin_alike_are_one_branch() -> None:
+    """Else a text of their beginning would be looked through a thousand times."""
+    tokens = {f"<|reserved_special_token_{number}|>": number for number in range(1100)}
+    pattern = Cut({**tokens, "<|end|>": 5})._pattern.pattern
+    assert pattern.count("eserved_special_token_") == 1 and pattern.count("end") == 1
+    text = "".join(f"{token} and " for token in tokens)
+    assert Cut(tokens).parts(text)[1::2] == list(tokens)
 
 
 def test_threads_share_it() -> None:
