@@ -41,7 +41,7 @@ _DATA_URL = re.compile(r"data:[^\s,;\"']{0,100}(?:;[^\s,\"']{0,100})?,[^\s\"'<>)
 _LEAST_BASE64 = 200
 _BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_LEAST_BASE64},}}={{0,2}}")
 _QUERY = re.compile(r"(\bhttps?://[^\s?#\"'<>]*)[?#][^\s\"'<>)]*", re.IGNORECASE)
-_USERINFO = re.compile(r"(\bhttps?://)[^\s/@\"'<>]+@", re.IGNORECASE)
+_USERINFO = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#\"'<>]*@", re.IGNORECASE)
 _PLAIN = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f]+")
 
 _access = logging.getLogger("mediagate.access")
@@ -172,7 +172,7 @@ class _Lines(logging.Formatter):
         words += [
             f"{key}={value if value.__class__ in _NUMBERS else _word(value)}" for key, value in _keys(record).items()
         ]
-        lines = [" ".join(words), *_traceback(record).splitlines()]
+        lines = [" ".join(words), *(f"  {line}" for line in _traceback(record).splitlines())]  # none begins like ours
         if not self._journal:
             return "\n".join(lines)
         priority = _PRIORITIES.get(record.levelno, 3)

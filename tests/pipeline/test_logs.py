@@ -208,6 +208,20 @@ def test_queries_and_credentials_of_urls_stay_out(speak: Speak) -> None:
     for secret in ("abc", "pw", "frag", "user"):
         assert secret not in out.getvalue()
     assert " now " in out.getvalue()
+    logger.info("redis://:secret@h:1 and grpc://u:secret@h and https://u:sec@secret@h/x, write to me@h")
+    assert (
+        "secret" not in out.getvalue() and "redis://h:1 and grpc://h and https://h/x, write to me@h" in out.getvalue()
+    )
+
+
+def test_a_traceback_looks_like_no_line_of_ours(speak: Speak) -> None:
+    out = speak()
+    try:
+        raise ValueError("said\n2026-11-29T13:56:49.123Z INFO request id=forged status=200\nmore")
+    except ValueError:
+        logger.exception("failed")
+    _, *traceback = out.getvalue().splitlines()
+    assert len(traceback) > 4 and all(line.startswith("  ") for line in traceback)
 
 
 def test_long_values_are_cut(speak: Speak) -> None:
