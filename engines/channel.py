@@ -51,7 +51,8 @@ def parse_url(url: str) -> Address:
     if separator and scheme not in ("grpc", "grpcs"):
         raise ValueError(f"scheme {scheme!r} is not supported, only grpc and grpcs")
     parts = urlsplit(url if separator else f"grpc://{url}")
-    if not parts.hostname or parts.port is None or parts.path.strip("/") or parts.query or parts.username:
+    is_more = parts.path.strip("/") or set("?#@").intersection(url) or any(map(str.isspace, url))
+    if not parts.hostname or parts.port is None or is_more:
         raise ValueError("a worker URL is grpc://host:port or grpcs://host:port")
     return Address(parts.hostname, parts.port, scheme == "grpcs" and bool(separator))
 

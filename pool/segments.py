@@ -34,7 +34,7 @@ from pool.shm_directory import MasterFile, ShmDirectory
 _log = logging.getLogger(__name__)
 
 _SMALLEST_CLASS = 64 * 1024
-_CLASSES_PER_DOUBLING = 8  # so rounding up wastes at most an eighth
+_CLASSES_PER_DOUBLING = 8  # so rounding up wastes at most an eighth, of small files 64 KiB
 
 Buffer = memoryview | bytes
 

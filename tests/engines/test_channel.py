@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpclib.exceptions import StreamTerminatedError
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines import link
 from engines.base import EngineError
+from engines.call import Call
 from engines.channel import parse_url
 from tests.engines.grpcio_engine import (
     CERTIFICATE,
@@ -285,6 +287,15 @@ async def test_tls_cancelled_before_a_peer_that_does_not_read():
             await request.until_reset()
 
 
+async def test_a_reply_that_was_whole_before_its_connection_went_is_given():
+    call = Call(None, "/a/B", ())
+    call.arrived(b"\0\0\0\0\3abc\0\0\0\0\3ab", 15)
+    call.terminate("gone")
+    assert await call.reply() == b"abc"
+    with pytest.raises(StreamTerminatedError, match="gone"):
+        await call.reply()
+
+
 @pytest.mark.parametrize(
     ("url", "address"),
     [
@@ -301,7 +312,10 @@ def test_urls(url, address):
 
 @pytest.mark.parametrize(
     "url",
-    ["http://engine:80", "ipc:///tmp/x", "grpc://engine", "engine", "grpc://:1", "grpc://e:1/x", "grpc://e:99999", ""],
+    [
+        *("http://engine:80", "ipc:///tmp/x", "grpc://engine", "engine", "grpc://:1", "grpc://e:1/x", "grpc://e:99999"),
+        *("", "grpc://e :1", " grpc://e:1", "grpc://:pw@e:1", "grpc://u@e:1", "grpc://e:1#f", "grpc://e:1?"),
+    ],
 )
 def test_no_urls(url):
     with pytest.raises(ValueError):
