@@ -49,6 +49,8 @@ class Histogram(Collector):
     def labels(self, *values: str) -> Series:
         series = self._series.get(values)
         if series is None:
+            if len(values) != len(self._labels):
+                raise ValueError(f"{self._name} has the labels {self._labels}, not {len(values)}")
             series = self._series[values] = Series(self._bounds)
         return series
 

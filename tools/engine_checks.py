@@ -26,21 +26,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.engines_real.answers import ASKED, Differs, as_expected, ask, body, compare_answer  # noqa: E402
-from tests.engines_real.checkpoint import checkpoint, text_checkpoint  # noqa: E402
-from tests.engines_real.checks import CHECKS, Bench, by_tensors, on_engine  # noqa: E402
-from tests.engines_real.mlx_cpu import mlx_engine  # noqa: E402
-from tests.engines_real.rdma_checks import RDMA_CHECKS, lane  # noqa: E402
-from tests.engines_real.sdk_checks import SDK_CHECKS  # noqa: E402
-from tests.engines_real.tally import Tally  # noqa: E402
-from tests.engines_real.vllm_checks import with_vllm  # noqa: E402
-from tests.engines_real.vllm_cpu import vllm_engine  # noqa: E402
-from tools.compare_peer import PEER  # noqa: E402
-from tools.environments import cache_folder, environment  # noqa: E402
-from tools.launch import ROOT, Gateway, known_flags, listening, request  # noqa: E402
-from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in  # noqa: E402
-from tools.load.scenarios import QUIET, SCENARIOS, Scenario  # noqa: E402
-from tools.usage import Usage, command  # noqa: E402
+try:
+    from tests.engines_real.answers import ASKED, Differs, as_expected, ask, body, compare_answer
+    from tests.engines_real.checkpoint import checkpoint, text_checkpoint
+    from tests.engines_real.checks import CHECKS, Bench, by_tensors, on_engine
+    from tests.engines_real.mlx_cpu import mlx_engine
+    from tests.engines_real.rdma_checks import RDMA_CHECKS, lane
+    from tests.engines_real.sdk_checks import SDK_CHECKS
+    from tests.engines_real.tally import Tally
+    from tests.engines_real.vllm_checks import with_vllm
+    from tests.engines_real.vllm_cpu import vllm_engine
+    from tools.compare_peer import PEER
+    from tools.environments import cache_folder, environment
+    from tools.launch import ROOT, Gateway, known_flags, listening, request
+    from tools.load.rounds import RoundFailed, gateway, sent_tensors, stand_in
+    from tools.load.scenarios import QUIET, SCENARIOS, Scenario
+    from tools.usage import Usage, command
+except ModuleNotFoundError as _error:
+    sys.exit(f"engine_checks.py: {_error}: tools/setup tests installs what this needs")
+
 
 TORCH_WORKER = ("torch==2.13.0", "transformers==5.19.0", "smg-grpc-servicer==0.14.1", "llguidance==1.9.1")
 NIXL = ("--no-deps", "nixl-cu13==1.5.1")  # it asks for torch and needs NumPy alone

@@ -16,11 +16,15 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from playwright.sync_api import Page, expect  # noqa: E402
+try:
+    from playwright.sync_api import Page, expect
 
-from tests.e2e.browser import chromium, visit  # noqa: E402
-from tools.launch import ROOT, Gateway, fake_engine  # noqa: E402
-from tools.usage import Usage, file_to_write  # noqa: E402
+    from tests.e2e.browser import chromium, visit
+    from tools.launch import ROOT, Gateway, fake_engine
+    from tools.usage import Usage, file_to_write
+except ModuleNotFoundError as _error:
+    sys.exit(f"page_picture.py: {_error}: tools/setup tests installs what this needs")
+
 
 WIDTH, HEIGHT = 1180, 1120
 SKY = np.array([(38, 60, 104), (150, 110, 120), (232, 150, 112), (250, 210, 155)], float)

@@ -19,23 +19,27 @@ import redis
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from smg_grpc_servicer.mm_sidecar_protocol import (  # noqa: E402
-    Fingerprint,
-    Job,
-    JobItem,
-    Keys,
-    decode_result,
-    encode_job,
-    resolve_namespace,
-)
+try:
+    from smg_grpc_servicer.mm_sidecar_protocol import (
+        Fingerprint,
+        Job,
+        JobItem,
+        Keys,
+        decode_result,
+        encode_job,
+        resolve_namespace,
+    )
 
-from pipeline.bundle import Bundle, load_bundle  # noqa: E402
-from tests.engines_real.published_sidecar import published_sidecar  # noqa: E402
-from tests.pipeline.bundles import unpack_bundle  # noqa: E402
-from tests.sidecar.asked import CASES, Asked, anchors_of  # noqa: E402
-from tests.sidecar.records import DATA, Exchange, Record  # noqa: E402
-from tools.redis_server import RedisServer, redis_server  # noqa: E402
-from tools.usage import Usage  # noqa: E402
+    from pipeline.bundle import Bundle, load_bundle
+    from tests.engines_real.published_sidecar import published_sidecar
+    from tests.pipeline.bundles import unpack_bundle
+    from tests.sidecar.asked import CASES, Asked, anchors_of
+    from tests.sidecar.records import DATA, Exchange, Record
+    from tools.redis_server import RedisServer, redis_server
+    from tools.usage import Usage
+except ModuleNotFoundError as _error:
+    sys.exit(f"record_sidecar.py: {_error}: tools/setup tests installs what this needs")
+
 
 FLAGS = ("--dtype", "float32", "--limit-mm-per-prompt", '{"image": 4, "video": 1}', "--max-model-len", "4096")
 # name of the record -> bundle, further flags

@@ -18,20 +18,24 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from smg_grpc_servicer import mm_sidecar_protocol as published
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pipeline.bundle import load_bundle  # noqa: E402
-from tests.engines_real.published_sidecar import published_sidecar  # noqa: E402
-from tests.pipeline.bundles import unpack_bundle  # noqa: E402
-from tests.sidecar.asked import Asked  # noqa: E402
-from tests.sidecar.running import Sidecar, Worker  # noqa: E402
-from tools.load.bodies import made_unique  # noqa: E402
-from tools.load.photos import encode, photo  # noqa: E402
-from tools.load.processes import Watch  # noqa: E402
-from tools.redis_server import RedisServer, redis_server  # noqa: E402
-from tools.usage import Usage, count  # noqa: E402
+try:
+    from smg_grpc_servicer import mm_sidecar_protocol as published
+
+    from pipeline.bundle import load_bundle
+    from tests.engines_real.published_sidecar import published_sidecar
+    from tests.pipeline.bundles import unpack_bundle
+    from tests.sidecar.asked import Asked
+    from tests.sidecar.running import Sidecar, Worker
+    from tools.load.bodies import made_unique
+    from tools.load.photos import encode, photo
+    from tools.load.processes import Watch
+    from tools.redis_server import RedisServer, redis_server
+    from tools.usage import Usage, count
+except ModuleNotFoundError as _error:
+    sys.exit(f"sidecar_load.py: {_error}: tools/setup tests installs what this needs")
+
 
 FLAGS = ("--dtype", "float32", "--limit-mm-per-prompt", '{"image": 4}')
 PICTURES = 8
