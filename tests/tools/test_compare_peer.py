@@ -61,7 +61,7 @@ def test_every_target_of_the_plan_is_a_scenario() -> None:
         ("clips8-shm", "memory", 0.7, 0.5),
         ("tokenspeed-shm", "cpu", 0.40, 0.30),
         ("sglang-inline", "cpu", 0.60, 0.42),
-        ("text", "cpu", 2.0, 1.3),
+        ("text", "cpu", 1.5, 1.3),
         ("concurrency16-shm", "rps", 1.4, 1.9),
         ("concurrency16-shm", "p99", 0.75, 0.55),
         ("concurrency16-shm", "memory", 0.7, 0.5),
