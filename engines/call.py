@@ -184,10 +184,12 @@ class Call:
     async def reply(self) -> bytes | None:
         """The next reply; None behind the last one, when the engine's status is OK."""
         while True:
-            if (reply := self._cut()) is not None:  # also one that came just before the connection went
+            error = self._error
+            is_readable = error is None or isinstance(error, StreamTerminatedError)  # what came before it went counts
+            if is_readable and (reply := self._cut()) is not None:
                 return reply
-            if self._error is not None:
-                raise self._error
+            if error is not None:
+                raise error
             if self._is_ended:
                 self._check_end()
                 return None

@@ -96,7 +96,7 @@ def test_the_budget_is_whole_again_whatever_happened() -> None:
         with concurrent.futures.ThreadPoolExecutor(12) as clients:
             found = list(clients.map(ask, range(90)))
         assert {*found[1::3]} == {"400"}
-        assert {*found[0::3]} <= {"200", "429"} and found.count("200") > 5
+        assert {*found[0::3]} <= {"200", "429"} and "200" in found
         gateway.given_back()
         assert gateway.metric("mediagate_inflight_bytes") == 0
         with concurrent.futures.ThreadPoolExecutor(3) as clients:

@@ -13,7 +13,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from engines import link
 from engines.base import EngineError
-from engines.call import Call
+from engines.call import Call, Unreadable
 from engines.channel import parse_url
 from tests.engines.grpcio_engine import (
     CERTIFICATE,
@@ -293,6 +293,11 @@ async def test_a_reply_that_was_whole_before_its_connection_went_is_given():
     call.terminate("gone")
     assert await call.reply() == b"abc"
     with pytest.raises(StreamTerminatedError, match="gone"):
+        await call.reply()
+    call = Call(None, "/a/B", ())
+    call.opened((("content-type", "application/grpc"),))
+    call.arrived(b"\0\0\0\0\3abc", 8)
+    with pytest.raises(Unreadable, match="headers without a status"):
         await call.reply()
 
 

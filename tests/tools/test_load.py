@@ -260,9 +260,10 @@ def test_usage_counts_children_that_have_ended() -> None:
 
 def test_watch_sees_the_peak() -> None:
     with Watch(os.getpid(), every_s=0.02) as watch:
-        held = bytearray(b"x" * (64 << 20))
-        time.sleep(0.1)
-        del held
+        with mmap.mmap(-1, 64 << 20) as held:  # not of the heap, which may have had it for long
+            for _ in range(64):
+                held.write(b"x" * (1 << 20))
+            time.sleep(0.1)
         time.sleep(0.1)
     assert watch.peak() - watch.samples[-1].held > 48 << 20
     assert watch.used.minor_faults > 1000
