@@ -76,8 +76,10 @@ def test_one_killed_under_load_costs_no_request(gateway: Running) -> None:
 def test_both_killed_at_once(gateway: Running) -> None:
     with Load(gateway) as load:
         load.some_more()
-        for victim in (*gateway.pids("pool0"), *gateway.pids("pool1")):
-            os.kill(victim, signal.SIGKILL)
+        victims = (*gateway.pids("pool0"), *gateway.pids("pool1"))
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # else the second may have begun what the first left
+            for victim in victims:
+                os.kill(victim, number)
         load.some_more()
     check(gateway, load)
     until(lambda: all_there(gateway))
