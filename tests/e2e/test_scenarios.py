@@ -88,7 +88,10 @@ def test_the_budget_is_whole_again_whatever_happened() -> None:
             if number % 3 == 1:
                 return str(gateway.chat([broken]).status)
             if number % 3 == 0:
-                return str(gateway.chat([good]).status)
+                status = gateway.chat([good]).status
+                if status == 429:  # at once: without a pause a client uses up its turns while others hold the budget
+                    time.sleep(0.2)
+                return str(status)
             with gateway.open_chat([good], stream=number % 2 == 0):
                 time.sleep(random.Random(number).uniform(0, 0.1))
             return "left"
@@ -96,7 +99,7 @@ def test_the_budget_is_whole_again_whatever_happened() -> None:
         with concurrent.futures.ThreadPoolExecutor(12) as clients:
             found = list(clients.map(ask, range(90)))
         assert {*found[1::3]} == {"400"}
-        assert {*found[0::3]} <= {"200", "429"} and "200" in found
+        assert {*found[0::3]} <= {"200", "429"} and found.count("200") > 5
         gateway.given_back()
         assert gateway.metric("mediagate_inflight_bytes") == 0
         with concurrent.futures.ThreadPoolExecutor(3) as clients:
